@@ -1,0 +1,238 @@
+/* C ABI of MpFA: attention with 4- and 8-bit operands. Compiles as C11 and C++.
+ *
+ * Rules of every call
+ *  - Returns a status; the text goes to `error` (may be NULL) and says what was given, what is allowed, what to do.
+ *  - Structs that may grow start with `struct_size`: set it to sizeof the struct, or use the *_init function, which
+ *    also sets defaults. A larger struct of a newer header is accepted when its unknown tail is zero.
+ *  - Handles are freed by their *_destroy function; NULL is ignored there and refused everywhere else.
+ *  - Inputs are never written. One handle may be used by one thread at a time; plans may be shared.
+ *  - No exception and no allocation of the caller's crosses the border.
+ */
+#ifndef MPFA_MPFA_H_
+#define MPFA_MPFA_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define MPFA_ABI_VERSION 1
+
+#if defined(_WIN32)
+#define MPFA_API
+#else
+#define MPFA_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum mpfa_status {
+  MPFA_OK = 0,
+  MPFA_INVALID_ARGUMENT = 1, /* a shape, dtype, stride, pointer or text the call does not accept */
+  MPFA_UNSUPPORTED = 2,      /* valid, but no kernel or format of this build does it */
+  MPFA_OUT_OF_RANGE = 3,     /* a length, page id or offset past what the object holds */
+  MPFA_OUT_OF_MEMORY = 4,    /* the page pool or the heap is full; nothing was changed */
+  MPFA_IO_ERROR = 5,
+  MPFA_INTERNAL = 6 /* a fault of the library */
+} mpfa_status;
+
+typedef enum mpfa_dtype {
+  MPFA_F32 = 0,
+  MPFA_F64 = 1,
+  MPFA_BF16 = 2,
+  MPFA_F16 = 3,
+  MPFA_U8 = 4,
+  MPFA_I32 = 5,
+  MPFA_I64 = 6
+} mpfa_dtype;
+
+typedef enum mpfa_device { MPFA_CPU = 0, MPFA_SM90 = 1, MPFA_SM100 = 2, MPFA_SM120 = 3 } mpfa_device;
+typedef enum mpfa_mask_kind { MPFA_MASK_NONE = 0, MPFA_MASK_BOOLEAN = 1, MPFA_MASK_ADDITIVE = 2 } mpfa_mask_kind;
+
+/* Filled by a failing call; a successful one clears it. Reasons of mpfa_supports are separated by newlines. */
+typedef struct mpfa_error {
+  size_t struct_size;
+  mpfa_status status;
+  char message[2032]; /* ends with 0; longer text is cut */
+} mpfa_error;
+#define MPFA_ERROR_INIT            \
+  {                                \
+    sizeof(mpfa_error), MPFA_OK, { \
+      0                            \
+    }                              \
+  }
+
+/* Caller-owned tensor of up to four dimensions; unused (last) dimensions have extent 1. Strides in elements. */
+typedef struct mpfa_tensor {
+  void* data;
+  mpfa_dtype dtype;
+  int64_t shape[4];
+  int64_t stride[4];
+} mpfa_tensor;
+/* Row-major tensor. */
+MPFA_API mpfa_tensor mpfa_contiguous(void* data, mpfa_dtype dtype, int64_t n0, int64_t n1, int64_t n2, int64_t n3);
+
+typedef struct mpfa_recipe mpfa_recipe;
+typedef struct mpfa_cache mpfa_cache;
+typedef struct mpfa_plan mpfa_plan;
+
+/* ---- version ---- */
+MPFA_API const char* mpfa_version(void);
+/* Call once with MPFA_ABI_VERSION: fails when header and library do not belong together. */
+MPFA_API mpfa_status mpfa_check_abi(int abi_version, mpfa_error* error);
+
+/* ---- recipes and formats: names are NULL past the end ---- */
+MPFA_API const char* mpfa_recipe_name(int64_t index);
+MPFA_API const char* mpfa_format_name(int64_t index);
+/* text: "mpfa", "mxfp4,centre=none", "k=nvfp4,v=fp8_e4m3,p=e4m3x256". */
+MPFA_API mpfa_status mpfa_recipe_parse(const char* text, mpfa_recipe** recipe, mpfa_error* error);
+/* Shortest text that parses to the same recipe; owned by the handle. */
+MPFA_API const char* mpfa_recipe_text(const mpfa_recipe* recipe);
+MPFA_API void mpfa_recipe_destroy(mpfa_recipe* recipe);
+
+/* ---- quantising plain matrices: one head, one page of `tokens` slots ---- */
+typedef struct mpfa_geometry {
+  int64_t data_rows, data_row_bytes;   /* row = token, or channel for formats along the keys */
+  int64_t scale_rows, scale_row_bytes; /* row = group of tokens that share a scale, or channel */
+} mpfa_geometry;
+typedef struct mpfa_counters {
+  int64_t nonfinite_blocks, saturated_elements, flushed_blocks;
+} mpfa_counters;
+MPFA_API mpfa_status mpfa_format_geometry(const char* format, int64_t head_dim, int64_t tokens, mpfa_geometry* geometry,
+                                          mpfa_error* error);
+/* x [tokens, head_dim] float32, rows x_stride floats apart. data and scales hold rows * row_bytes of the geometry.
+ * global: the head's calibrated scale, 1 otherwise. Counters are added to what is there; may be NULL. */
+MPFA_API mpfa_status mpfa_quantize(const char* format, int64_t head_dim, int64_t tokens, const float* x,
+                                   int64_t x_stride, float global, void* data, size_t data_bytes, void* scales,
+                                   size_t scale_bytes, mpfa_counters* counters, mpfa_error* error);
+MPFA_API mpfa_status mpfa_dequantize(const char* format, int64_t head_dim, int64_t tokens, const void* data,
+                                     size_t data_bytes, const void* scales, size_t scale_bytes, float global, float* x,
+                                     int64_t x_stride, mpfa_error* error);
+
+/* ---- cache ---- */
+typedef struct mpfa_cache_config {
+  size_t struct_size;
+  const mpfa_recipe* recipe; /* copied */
+  int64_t batch, num_pages, page_size;
+  int64_t q_heads, kv_heads, head_dim, head_dim_v;
+  const float* k_mean;   /* [kv_heads, head_dim], for centre=static; NULL otherwise, like the rest */
+  const float* q_mean;   /* [q_heads, head_dim] */
+  const float* v_mean;   /* [kv_heads, head_dim_v] */
+  const float* k_global; /* [kv_heads], for formats with a calibrated scale */
+  const float* v_global; /* [kv_heads] */
+} mpfa_cache_config;
+MPFA_API void mpfa_cache_config_init(mpfa_cache_config* config, size_t struct_size); /* batch 1, page_size 64 */
+
+typedef struct mpfa_cache_stats {
+  size_t struct_size;
+  const int64_t* lengths; /* [batch] tokens; valid until the next call that changes the cache */
+  int64_t num_pages, free_pages, memory_bytes;
+  double bytes_per_token; /* packed bytes over all KV heads */
+  mpfa_counters counters;
+} mpfa_cache_stats;
+
+MPFA_API mpfa_status mpfa_cache_create(const mpfa_cache_config* config, mpfa_cache** cache, mpfa_error* error);
+MPFA_API void mpfa_cache_destroy(mpfa_cache* cache);
+/* k [n, s, kv_heads, head_dim], v [n, s, kv_heads, head_dim_v], f32, bf16 or f16. q [n, s, q_heads, head_dim] or NULL
+ * (read by recipes with q_centre=mean at a sequence's first append). sequences [n] ids or NULL (0..n-1 = batch);
+ * counts [n] tokens of each row (<= s) or NULL (all s). All or nothing. */
+MPFA_API mpfa_status mpfa_cache_append(mpfa_cache* cache, const mpfa_tensor* k, const mpfa_tensor* v,
+                                       const mpfa_tensor* q, const int32_t* sequences, const int64_t* counts,
+                                       mpfa_error* error);
+/* Ends the 16-bit phase of recipes that have one; otherwise does nothing. */
+MPFA_API mpfa_status mpfa_cache_seal(mpfa_cache* cache, mpfa_error* error);
+/* Makes the pool num_pages large (not smaller than it is); contents and page ids stay. */
+MPFA_API mpfa_status mpfa_cache_grow(mpfa_cache* cache, int64_t num_pages, mpfa_error* error);
+MPFA_API mpfa_status mpfa_cache_free_sequence(mpfa_cache* cache, int64_t sequence, mpfa_error* error);
+MPFA_API mpfa_status mpfa_cache_copy_page(mpfa_cache* cache, int64_t from, int64_t to, mpfa_error* error);
+MPFA_API mpfa_status mpfa_cache_get_stats(const mpfa_cache* cache, mpfa_cache_stats* stats, mpfa_error* error);
+
+/* ---- paged view: what attend reads of a cache, or of memory of the caller ---- */
+typedef struct mpfa_operand_pages {
+  const void* data; /* (page, head, row) at data + page * data_page_stride + head * ... + row * ..., bytes */
+  int64_t data_page_stride, data_head_stride, data_row_stride;
+  const void* scales; /* NULL for formats without scales */
+  int64_t scale_page_stride, scale_head_stride, scale_row_stride;
+  const float* global; /* [kv_heads] or NULL = 1 */
+} mpfa_operand_pages;
+
+/* State of a sequence beside its pages; all pointers may be NULL (no centring, no 16-bit tokens). bf16 bits. */
+typedef struct mpfa_sequence_view {
+  const float *k_mean, *q_mean, *v_mean; /* [kv_heads, head_dim], [q_heads, head_dim], [kv_heads, head_dim_v] */
+  const float *v_alpha, *v_beta;         /* [kv_heads, head_dim_v] */
+  int64_t sink;                          /* tokens [0, sink) are in sink_k / sink_v */
+  const uint16_t *sink_k, *sink_v;       /* [sink, kv_heads, head_dim], [sink, kv_heads, head_dim_v] */
+  int64_t wide_begin;                    /* tokens [wide_begin, length) are in wide_k / wide_v */
+  const uint16_t *wide_k, *wide_v;
+  int64_t packed_end; /* tokens [0, packed_end) are in the pages */
+} mpfa_sequence_view;
+
+typedef struct mpfa_cache_view {
+  size_t struct_size;
+  const char *k_format, *v_format; /* format names */
+  int64_t num_pages, page_size, kv_heads, head_dim, head_dim_v;
+  mpfa_operand_pages k, v;
+  const void* rank_one;  /* [num_pages, kv_heads, page_size, group] or NULL; strides in elements */
+  int32_t rank_one_wide; /* 1: fp32, 0: bf16 bits */
+  int64_t rank_one_page_stride, rank_one_head_stride, group; /* group = q_heads / kv_heads */
+  const int32_t* page_table; /* [batch, page_table_stride]; entries past a length are never read */
+  int64_t page_table_stride;
+  const int64_t* lengths;              /* [batch] tokens */
+  const mpfa_sequence_view* sequences; /* [batch] or NULL */
+} mpfa_cache_view;
+/* Valid until the next call that changes the cache, or the next mpfa_cache_get_view. */
+MPFA_API mpfa_status mpfa_cache_get_view(mpfa_cache* cache, mpfa_cache_view* view, mpfa_error* error);
+
+/* ---- attention ---- */
+typedef struct mpfa_problem {
+  size_t struct_size;
+  const mpfa_recipe* recipe; /* copied */
+  int64_t batch;
+  int64_t max_q;  /* most query rows of a sequence */
+  int64_t max_kv; /* most keys of a sequence, now or later under the same plan */
+  int64_t q_heads, kv_heads, head_dim, head_dim_v, page_size;
+  mpfa_dtype q_dtype, out_dtype;        /* f32, bf16, f16 */
+  float softmax_scale;                  /* 0: 1 / sqrt(head_dim) */
+  float softcap;                        /* > 0: cap * tanh(logit / cap) */
+  int64_t window_left, window_right;    /* -1: unlimited */
+  int32_t causal, has_sinks, has_alibi; /* 0 or 1; bottom-right aligned */
+  mpfa_mask_kind mask;
+  int32_t threads; /* 0: as many as the machine has */
+} mpfa_problem;
+MPFA_API void mpfa_problem_init(mpfa_problem* problem, size_t struct_size); /* defaults: no mask, f32, page_size 64 */
+
+/* Exactly one of cache and view is set. */
+typedef struct mpfa_attend_args {
+  size_t struct_size;
+  mpfa_tensor q;               /* [batch, sq, q_heads, head_dim], or ragged [1, total_q, q_heads, head_dim] */
+  const int64_t* cu_seqlens_q; /* [batch + 1] for ragged q, NULL for dense */
+  mpfa_cache* cache;
+  const mpfa_cache_view* view;
+  mpfa_tensor out;           /* like q with head_dim_v */
+  float* lse;                /* [batch, q_heads, sq] or ragged [q_heads, total_q], natural log; may be NULL */
+  const float* sinks;        /* [q_heads] */
+  const float* alibi_slopes; /* [q_heads] */
+  mpfa_tensor mask;          /* [batch|1, q_heads|1, sq, sk], u8 (0 = masked) or f32 (added) */
+} mpfa_attend_args;
+MPFA_API void mpfa_attend_args_init(mpfa_attend_args* args, size_t struct_size);
+
+/* MPFA_OK and the kernel's name (cut to kernel_bytes, may be NULL), or MPFA_UNSUPPORTED and the reasons in error. */
+MPFA_API mpfa_status mpfa_supports(const mpfa_problem* problem, mpfa_device device, char* kernel, size_t kernel_bytes,
+                                   mpfa_error* error);
+MPFA_API mpfa_status mpfa_plan_create(const mpfa_problem* problem, mpfa_device device, mpfa_plan** plan,
+                                      mpfa_error* error);
+MPFA_API void mpfa_plan_destroy(mpfa_plan* plan);
+MPFA_API size_t mpfa_plan_workspace_bytes(const mpfa_plan* plan); /* 0 for NULL */
+MPFA_API const char* mpfa_plan_kernel(const mpfa_plan* plan);     /* "" for NULL */
+/* workspace: at least mpfa_plan_workspace_bytes, aligned to 64 bytes, owned by the caller, contents need not be set. */
+MPFA_API mpfa_status mpfa_attend(const mpfa_plan* plan, const mpfa_attend_args* args, void* workspace,
+                                 size_t workspace_bytes, mpfa_error* error);
+/* (Oa, La) + (Ob, Lb) over disjoint keys: o [rows, d], lse [rows]; -inf is the identity. Outputs may alias inputs. */
+MPFA_API mpfa_status mpfa_merge_states(int64_t rows, int64_t d, const float* o_a, const float* lse_a, const float* o_b,
+                                       const float* lse_b, float* o, float* lse, mpfa_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MPFA_MPFA_H_ */

@@ -1,0 +1,10 @@
+// Everything of the C++ API.
+#pragma once
+
+#include "mpfa/attention.hpp"
+#include "mpfa/cache.hpp"
+#include "mpfa/formats.hpp"
+#include "mpfa/recipe.hpp"
+#include "mpfa/reference.hpp"
+#include "mpfa/status.hpp"
+#include "mpfa/tensor.hpp"

@@ -1,0 +1,220 @@
+// Append: centre, rotate, keep what must stay in bf16, quantise the rest into pages. All or nothing.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cache/convert.hpp"
+#include "cache/state.hpp"
+
+namespace mpfa {
+namespace {
+
+Status check_operand(const TensorView& x, const char* name, std::int64_t n, std::int64_t s, std::int64_t heads,
+                     std::int64_t d) {
+  if (x.shape[0] != n || x.shape[1] != s || x.shape[2] != heads || x.shape[3] != d) {
+    return {StatusCode::invalid_argument,
+            fmt::format("append: {} has shape [{}, {}, {}, {}]; [{}, {}, {}, {}] is needed ([sequences, tokens, heads, "
+                        "head dim])",
+                        name, x.shape[0], x.shape[1], x.shape[2], x.shape[3], n, s, heads, d)};
+  }
+  if (x.dtype != DType::f32 && x.dtype != DType::bf16 && x.dtype != DType::f16) {
+    return {StatusCode::invalid_argument,
+            fmt::format("append: {} must be float32, bfloat16 or float16; convert it before the call", name)};
+  }
+  if (x.data == nullptr && n * s > 0) {
+    return {StatusCode::invalid_argument, fmt::format("append: {} is a null pointer", name)};
+  }
+  return {};
+}
+
+void append_bf16(std::vector<std::uint16_t>& out, const std::vector<float>& x, std::int64_t heads, std::int64_t n,
+                 std::int64_t d, std::int64_t take) {
+  for (std::int64_t t = 0; t < take; ++t) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      const float* row = x.data() + (h * n + t) * d;
+      for (std::int64_t c = 0; c < d; ++c) out.push_back(float_to_bf16(row[c]));
+    }
+  }
+}
+
+}  // namespace
+
+PageBytes PagedCache::State::k_page(std::int32_t page, std::int64_t head) {
+  std::byte* base = pool.page(page);
+  return {base + layout.k_data + head * layout.k.data_bytes(), layout.k.data_row_bytes,
+          base + layout.k_scale + head * layout.k.scale_bytes(), layout.k.scale_row_bytes};
+}
+
+PageBytes PagedCache::State::v_page(std::int32_t page, std::int64_t head) {
+  std::byte* base = pool.page(page);
+  return {base + layout.v_data + head * layout.v.data_bytes(), layout.v.data_row_bytes,
+          base + layout.v_scale + head * layout.v.scale_bytes(), layout.v.scale_row_bytes};
+}
+
+void PagedCache::State::pack(Sequence& s, std::int64_t first, std::int64_t n, const float* k, const float* v,
+                             std::int64_t head_rows, std::int64_t row0) {
+  const auto global = [](const std::vector<float>& g, std::int64_t h) { return g.empty() ? 1.0F : g[h]; };
+  for (std::int64_t done = 0; done < n;) {
+    const std::int64_t token = first + done;
+    const std::int64_t slot = token % config.page_size;
+    const std::int64_t count = std::min(n - done, config.page_size - slot);
+    const std::int32_t page = s.pages[token / config.page_size];
+    for (std::int64_t h = 0; h < config.kv_heads; ++h) {
+      const std::int64_t row = h * head_rows + row0 + done;
+      quantise_tokens(config.recipe.k, config.head_dim, slot, count, k + row * config.head_dim, config.head_dim,
+                      global(config.k_global, h), k_page(page, h), &counters);
+      quantise_tokens(config.recipe.v, config.head_dim_v, slot, count, v + row * config.head_dim_v, config.head_dim_v,
+                      global(config.v_global, h), v_page(page, h), &counters);
+    }
+    done += count;
+  }
+  s.packed_end = first + n;
+}
+
+void PagedCache::State::pack_wide(Sequence& s, std::int64_t end) {
+  const std::int64_t n = end - s.packed_end;
+  if (n <= 0) return;
+  const auto widen = [&](const std::vector<std::uint16_t>& wide, std::int64_t d) {
+    std::vector<float> rows(static_cast<std::size_t>(config.kv_heads * n * d));
+    for (std::int64_t t = 0; t < n; ++t) {
+      for (std::int64_t h = 0; h < config.kv_heads; ++h) {
+        const std::uint16_t* from = wide.data() + ((s.packed_end + t - s.wide_begin) * config.kv_heads + h) * d;
+        for (std::int64_t c = 0; c < d; ++c) rows[(h * n + t) * d + c] = bf16_to_float(from[c]);
+      }
+    }
+    return rows;
+  };
+  const std::vector<float> k = widen(s.wide_k, config.head_dim);
+  const std::vector<float> v = widen(s.wide_v, config.head_dim_v);
+  pack(s, s.packed_end, n, k.data(), v.data(), n, 0);
+}
+
+void PagedCache::State::store_rank_one(const Sequence& s, std::int64_t first, const NewTokens& tokens) {
+  const std::int64_t group = config.q_heads / config.kv_heads;
+  for (std::int64_t t = 0; t < tokens.n; ++t) {
+    const std::int64_t token = first + t;
+    std::byte* base = pool.page(s.pages[token / config.page_size]) + layout.rank_one;
+    for (std::int64_t h = 0; h < config.kv_heads; ++h) {
+      const float* from = tokens.rank_one.data() + (h * tokens.n + t) * group;
+      const std::int64_t at = (h * config.page_size + token % config.page_size) * group;
+      for (std::int64_t m = 0; m < group; ++m) {
+        if (config.recipe.rank_one == RankOne::bf16) {
+          reinterpret_cast<std::uint16_t*>(base)[at + m] = float_to_bf16(from[m]);
+        } else {
+          reinterpret_cast<float*>(base)[at + m] = from[m];
+        }
+      }
+    }
+  }
+}
+
+void PagedCache::State::drop_wide(Sequence& s, std::int64_t keep) const {
+  const std::int64_t drop = keep - s.wide_begin;
+  if (drop <= 0) return;
+  s.wide_k.erase(s.wide_k.begin(), s.wide_k.begin() + drop * config.kv_heads * config.head_dim);
+  s.wide_v.erase(s.wide_v.begin(), s.wide_v.begin() + drop * config.kv_heads * config.head_dim_v);
+  s.wide_begin = keep;
+}
+
+void PagedCache::State::append_one(Sequence& s, NewTokens& tokens) {
+  const Recipe& r = config.recipe;
+  const std::int64_t first = s.length;
+  const std::int64_t end = first + tokens.n;
+  transform_tokens(config, s, tokens);
+  if (first == 0 && r.v_residual) fit_v_residual(config, tokens, s);
+  while (static_cast<std::int64_t>(s.pages.size()) * config.page_size < end) s.pages.push_back(pool.take());
+  if (!tokens.rank_one.empty()) store_rank_one(s, first, tokens);
+  s.length = end;
+  if (!keeps_wide_tokens(r)) {
+    pack(s, first, tokens.n, tokens.k.data(), tokens.v.data(), tokens.n, 0);
+    s.wide_begin = end;
+    return;
+  }
+  // Quantised from the bf16 copy, so that the bytes do not depend on how the tokens were cut into calls.
+  const std::int64_t unit = commit_unit(r);
+  append_bf16(s.wide_k, tokens.k, config.kv_heads, tokens.n, config.head_dim, tokens.n);
+  append_bf16(s.wide_v, tokens.v, config.kv_heads, tokens.n, config.head_dim_v, tokens.n);
+  const std::int64_t to_sink = std::clamp<std::int64_t>(r.sink - first, 0, tokens.n);
+  append_bf16(s.sink_k, tokens.k, config.kv_heads, tokens.n, config.head_dim, to_sink);
+  append_bf16(s.sink_v, tokens.v, config.kv_heads, tokens.n, config.head_dim_v, to_sink);
+  if (r.phase_switch && !sealed) return;
+  pack_wide(s, packed_limit(end - 1, unit, recent(), end));
+  // Rows of this call start at position `first`; what they read packed, nobody reads in bf16 any more.
+  const std::int64_t keep = packed_limit(first, unit, recent(), s.packed_end);
+  drop_wide(s, keep);
+}
+
+Status PagedCache::append(const TensorView& k, const TensorView& v, const TensorView* q, const std::int32_t* sequences,
+                          const std::int64_t* counts) {
+  State& st = *state_;
+  const CacheConfig& c = st.config;
+  const std::int64_t n = k.shape[0];
+  const std::int64_t tokens = k.shape[1];
+  if (n < 0 || tokens < 0 || (sequences == nullptr && n != c.batch)) {
+    return {StatusCode::invalid_argument,
+            fmt::format("append: k has {} sequences, the cache has {}; name the sequences or pass all of them", n,
+                        c.batch)};
+  }
+  MPFA_RETURN_IF_ERROR(check_operand(k, "k", n, tokens, c.kv_heads, c.head_dim));
+  MPFA_RETURN_IF_ERROR(check_operand(v, "v", n, tokens, c.kv_heads, c.head_dim_v));
+  std::vector<bool> seen(st.sequences.size(), false);
+  std::int64_t pages = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t id = sequences == nullptr ? i : sequences[i];
+    if (id < 0 || id >= c.batch || seen[id]) {
+      return {StatusCode::out_of_range,
+              fmt::format("append: sequence {} is {}; ids are in 0..{}, each at most once", id,
+                          id < 0 || id >= c.batch ? "out of range" : "given twice", c.batch - 1)};
+    }
+    seen[id] = true;
+    const std::int64_t count = counts == nullptr ? tokens : counts[i];
+    if (count < 0 || count > tokens) {
+      return {StatusCode::out_of_range,
+              fmt::format("append: counts[{}] is {}; it must be in 0..{} (the tokens given)", i, count, tokens)};
+    }
+    const Sequence& s = st.sequences[id];
+    if (c.recipe.q_centre == QCentre::mean && s.length == 0 && count > 0) {
+      if (q == nullptr) {
+        return {
+            StatusCode::invalid_argument,
+            fmt::format("append: recipe {} takes the query mean from the first append; pass q [sequences, tokens, {}, "
+                        "{}], or use q_centre=static",
+                        recipe_text(c.recipe), c.q_heads, c.head_dim)};
+      }
+      MPFA_RETURN_IF_ERROR(check_operand(*q, "q", n, tokens, c.q_heads, c.head_dim));
+    }
+    pages += (s.length + count + c.page_size - 1) / c.page_size - static_cast<std::int64_t>(s.pages.size());
+  }
+  if (pages > st.pool.free_count()) {
+    return {
+        StatusCode::out_of_memory,
+        fmt::format("append: {} more pages of {} tokens are needed, {} are free; grow the cache, free a sequence, or "
+                    "append less",
+                    pages, c.page_size, st.pool.free_count())};
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t count = counts == nullptr ? tokens : counts[i];
+    if (count == 0) continue;
+    Sequence& s = st.sequences[sequences == nullptr ? i : sequences[i]];
+    NewTokens fresh = load_tokens(k, v, i, count);
+    if (s.length == 0) set_means(c, fresh, q, i, s);
+    st.append_one(s, fresh);
+  }
+  st.refresh();
+  return {};
+}
+
+Status PagedCache::seal() {
+  State& st = *state_;
+  if (!st.config.recipe.phase_switch || st.sealed) return {};
+  st.sealed = true;
+  const std::int64_t unit = commit_unit(st.config.recipe);
+  for (Sequence& s : st.sequences) {
+    st.pack_wide(s, packed_limit(s.length - 1, unit, st.recent(), s.length));
+    st.drop_wide(s, s.packed_end);
+  }
+  st.refresh();
+  return {};
+}
+
+}  // namespace mpfa

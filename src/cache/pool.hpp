@@ -1,0 +1,50 @@
+// The page pool: one allocation, pages of equal size, each holding K and V of all heads and their rank-one terms.
+//
+//   page = [K codes: head][V codes: head][K scales: head][V scales: head][rank one: head, slot, member]
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "mpfa/cache.hpp"
+
+namespace mpfa {
+
+/// Byte offsets inside a page, all from one place so that no two parts of the library disagree.
+struct PageLayout {
+  PageGeometry k, v;
+  std::int64_t k_data = 0, v_data = 0, k_scale = 0, v_scale = 0, rank_one = 0;
+  std::int64_t rank_one_bytes = 0;  // of one page, all heads
+  std::int64_t page_bytes = 0;      // a multiple of 64
+};
+[[nodiscard]] PageLayout page_layout(const CacheConfig& config);
+
+/// Raw memory that is neither touched nor cleared before use, so that a large pool costs what is used of it.
+class PagePool {
+ public:
+  /// False when memory is not to be had; the old pages stay.
+  [[nodiscard]] bool resize(std::int64_t num_pages, std::int64_t page_bytes);
+  [[nodiscard]] std::byte* page(std::int64_t id) { return data_.get() + id * page_bytes_; }
+  [[nodiscard]] std::byte* data() const { return data_.get(); }
+  [[nodiscard]] std::int64_t num_pages() const { return num_pages_; }
+  [[nodiscard]] std::int64_t bytes() const { return num_pages_ * page_bytes_; }
+
+  [[nodiscard]] std::int64_t free_count() const { return static_cast<std::int64_t>(free_.size()); }
+  [[nodiscard]] std::int32_t take();  // the lowest free id; the caller checked free_count()
+  void give(std::int32_t id);
+  [[nodiscard]] bool is_free(std::int32_t id) const;
+  void take_exactly(std::int32_t id);
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+  std::unique_ptr<std::byte, Free> data_;
+  std::int64_t num_pages_ = 0, page_bytes_ = 0;
+  std::vector<std::int32_t> free_;  // descending, so that take() pops the lowest
+};
+
+}  // namespace mpfa

@@ -1,0 +1,41 @@
+// What a sequence owns beside its pages: means, the affine residual of V, and the tokens kept in bf16.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cache/pool.hpp"
+#include "mpfa/cache.hpp"
+
+namespace mpfa {
+
+struct Sequence {
+  std::int64_t length = 0;
+  std::int64_t packed_end = 0;  // tokens [0, packed_end) are in the pages
+  std::int64_t wide_begin = 0;  // tokens [wide_begin, length) are in wide_k / wide_v
+  std::vector<std::int32_t> pages;
+  std::vector<float> k_mean, q_mean, v_mean, v_alpha, v_beta;
+  std::vector<std::uint16_t> sink_k, sink_v, wide_k, wide_v;
+
+  [[nodiscard]] SequenceView view(std::int64_t sink) const;
+  [[nodiscard]] std::int64_t wide_bytes() const;
+};
+
+/// Float32 rows of one append to one sequence, head-major: k [kv_heads, n, head_dim], v [kv_heads, n, head_dim_v].
+struct NewTokens {
+  std::int64_t n = 0;
+  std::vector<float> k, v;
+  std::vector<float> rank_one;  // [kv_heads, n, group]
+};
+
+/// Loads tokens [0, n) of sequence row `row` of k and v.
+[[nodiscard]] NewTokens load_tokens(const TensorView& k, const TensorView& v, std::int64_t row, std::int64_t n);
+/// Sets the means of a sequence that has none yet: calibrated ones, or those of this append. Frozen afterwards.
+void set_means(const CacheConfig& config, const NewTokens& tokens, const TensorView* q, std::int64_t row,
+               Sequence& sequence);
+/// Centres, takes the rank-one terms, rotates: tokens become K' and V' as they are stored.
+void transform_tokens(const CacheConfig& config, const Sequence& sequence, NewTokens& tokens);
+/// alpha and beta of V ~ alpha * Vhat + beta, least squares over these (transformed) tokens.
+void fit_v_residual(const CacheConfig& config, const NewTokens& tokens, Sequence& sequence);
+
+}  // namespace mpfa

@@ -1,0 +1,191 @@
+#include "cpu/kernel.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "attention/logit.hpp"
+#include "attention/sequences.hpp"
+#include "cache/hadamard.hpp"
+#include "cpu/queries.hpp"
+#include "cpu/store.hpp"
+#include "cpu/thread_pool.hpp"
+#include "cpu/tile.hpp"
+
+namespace mpfa::cpu {
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+std::int64_t total_rows(const AttentionProblem& p) {
+  return p.total_q > 0 ? p.total_q : p.batch * p.max_q;
+}
+
+/// Floats of one split's partial result for a block of rows.
+std::int64_t partial_floats(const AttentionProblem& p) {
+  return kRowBlock * (padded(p.head_dim_v) + 2);
+}
+
+std::int64_t max_splits(const AttentionProblem& p, std::int64_t split_keys) {
+  return std::max<std::int64_t>((p.max_kv + split_keys - 1) / split_keys, 1);
+}
+
+/// A unit of work: rows [row0, row0 + count) of (sequence, KV head) over split `split` of the keys.
+struct Item {
+  std::int64_t sequence, kv_head, row0, count, split, splits, partial;
+};
+
+/// Sequences whose rows fill one block are split along the keys; longer ones have blocks enough.
+std::vector<Item> list_items(const Plan& plan, const AttentionTensors& t) {
+  const AttentionProblem& p = plan.problem;
+  const std::int64_t group = p.q_heads / p.kv_heads;
+  std::vector<Item> items;
+  std::int64_t partial = 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const std::int64_t rows = query_rows(t, b).count * group;
+    const std::int64_t sk = t.cache.lengths[b];
+    const std::int64_t splits =
+        rows <= kRowBlock ? std::max<std::int64_t>((sk + plan.split_keys - 1) / plan.split_keys, 1) : 1;
+    for (std::int64_t g = 0; g < p.kv_heads; ++g) {
+      for (std::int64_t row0 = 0; row0 < rows; row0 += kRowBlock) {
+        const std::int64_t count = std::min(kRowBlock, rows - row0);
+        for (std::int64_t s = 0; s < splits; ++s) {
+          items.push_back({b, g, row0, count, s, splits, splits > 1 ? partial++ : -1});
+        }
+      }
+    }
+  }
+  return items;
+}
+
+void describe_rows(const Plan& plan, const AttentionTensors& t, const Item& item, const Queries& queries, Task& task) {
+  const AttentionProblem& p = plan.problem;
+  const auto [sq, first] = query_rows(t, item.sequence);
+  const std::int64_t sk = t.cache.lengths[item.sequence];
+  const std::int64_t base = queries.row(first, sq, item.kv_head) + item.row0;
+  task.problem = &p;
+  task.tensors = &t;
+  task.sequence = item.sequence;
+  task.kv_head = item.kv_head;
+  task.count = item.count;
+  task.q_packed = queries.packed + base * p.head_dim;
+  task.q_wide = queries.wide == nullptr ? nullptr : queries.wide + base * p.head_dim;
+  for (std::int64_t r = 0; r < item.count; ++r) {
+    Row& row = task.rows[r];
+    row.token = (item.row0 + r) / queries.group;
+    row.position = row.token + sk - sq;
+    row.head = item.kv_head * queries.group + (item.row0 + r) % queries.group;
+    row.keys = visible_keys(p, row.token, sq, sk);
+    row.packed = packed_keys(p, t, item.sequence, row.keys);
+    row.shift = queries.shift[base + r];
+    if (item.splits > 1) {
+      row.keys.begin = std::max(row.keys.begin, item.split * plan.split_keys);
+      row.keys.end = std::min(row.keys.end, (item.split + 1) * plan.split_keys);
+    }
+  }
+}
+
+/// a += b for unnormalised states.
+void merge_into(std::int64_t rows, std::int64_t dv, OnlineState& a, const OnlineState& b) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (b.m[r] == kNone) continue;
+    const float top = std::max(a.m[r], b.m[r]);
+    const float wa = a.m[r] == kNone ? 0.0F : std::exp2(a.m[r] - top);
+    const float wb = std::exp2(b.m[r] - top);
+    a.m[r] = top;
+    a.l[r] = a.l[r] * wa + b.l[r] * wb;
+    for (std::int64_t i = 0; i < dv; ++i) {
+      float& o = a.o[r * dv + i];
+      o = (wa == 0.0F ? 0.0F : o * wa) + b.o[r * dv + i] * wb;
+    }
+  }
+}
+
+void run_tiles(const Plan& plan, const Task& task, Scratch& scratch) {
+  const AttentionProblem& p = plan.problem;
+  reset(p, task.count, scratch.packed);
+  reset(p, task.count, scratch.wide);
+  KeyRange all{std::numeric_limits<std::int64_t>::max(), 0};
+  for (std::int64_t r = 0; r < task.count; ++r) {
+    const KeyRange& k = task.rows[r].keys;
+    if (k.begin >= k.end) continue;
+    all.begin = std::min(all.begin, k.begin);
+    all.end = std::max(all.end, k.end);
+  }
+  if (all.begin >= all.end) return;
+  const std::int64_t first = all.begin / kKeyTile;
+  const std::int64_t last = (all.end - 1) / kKeyTile;
+  for (std::int64_t i = first; i <= last; ++i) {
+    const std::int64_t tile = (p.recipe.order == KeyOrder::reverse ? first + last - i : i) * kKeyTile;
+    add_tile(task, tile, Source::pages, scratch);
+    if (task.q_wide != nullptr && task.tensors->cache.sequences != nullptr) add_tile(task, tile, Source::bf16, scratch);
+  }
+  merge_into(task.count, padded(p.head_dim_v), scratch.packed, scratch.wide);
+}
+
+OnlineState partial_state(const AttentionProblem& p, float* partials, std::int64_t index) {
+  OnlineState s;
+  s.o = partials + index * partial_floats(p);
+  s.m = s.o + kRowBlock * padded(p.head_dim_v);
+  s.l = s.m + kRowBlock;
+  return s;
+}
+
+}  // namespace
+
+Support supports(const AttentionProblem& /*problem*/) {
+  return {"cpu_tiled", {}};
+}
+
+std::size_t workspace_bytes(const AttentionProblem& problem, int threads, std::int64_t split_keys) {
+  const std::int64_t splits = max_splits(problem, split_keys);
+  std::int64_t floats = padded(query_floats(problem, total_rows(problem)));
+  floats += static_cast<std::int64_t>(threads) * padded(scratch_floats(problem));
+  if (splits > 1) floats += problem.batch * problem.kv_heads * splits * partial_floats(problem);
+  return static_cast<std::size_t>(floats) * sizeof(float);
+}
+
+Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace) {
+  const AttentionProblem& p = plan.problem;
+  auto* memory = static_cast<float*>(workspace.data);
+  const std::int64_t rows = total_rows(p);
+  const Queries queries = lay_out_queries(p, rows, memory);
+  memory += padded(query_floats(p, rows));
+  float* scratch = memory;
+  float* partials = memory + plan.threads * padded(scratch_floats(p));
+
+  ThreadPool& pool = ThreadPool::shared();
+  pool.parallel_for(p.batch * p.kv_heads, plan.threads,
+                    [&](std::int64_t i, int) { prepare_queries(p, tensors, i / p.kv_heads, i % p.kv_heads, queries); });
+  const std::vector<Item> items = list_items(plan, tensors);
+  pool.parallel_for(static_cast<std::int64_t>(items.size()), plan.threads, [&](std::int64_t i, int worker) {
+    const Item& item = items[i];
+    Task task;
+    describe_rows(plan, tensors, item, queries, task);
+    Scratch s = lay_out_scratch(p, scratch + worker * padded(scratch_floats(p)));
+    run_tiles(plan, task, s);
+    if (item.partial < 0) {
+      store_rows(task, s.packed);
+    } else {
+      const OnlineState part = partial_state(p, partials, item.partial);
+      std::copy_n(s.packed.o, item.count * padded(p.head_dim_v), part.o);
+      std::copy_n(s.packed.m, item.count, part.m);
+      std::copy_n(s.packed.l, item.count, part.l);
+    }
+  });
+  pool.parallel_for(static_cast<std::int64_t>(items.size()), plan.threads, [&](std::int64_t i, int) {
+    const Item& item = items[i];
+    if (item.partial < 0 || item.split != 0) return;
+    OnlineState sum = partial_state(p, partials, item.partial);
+    for (std::int64_t s = 1; s < item.splits; ++s) {
+      merge_into(item.count, padded(p.head_dim_v), sum, partial_state(p, partials, item.partial + s));
+    }
+    Task task;
+    describe_rows(plan, tensors, item, queries, task);
+    store_rows(task, sum);
+  });
+  return {};
+}
+
+}  // namespace mpfa::cpu

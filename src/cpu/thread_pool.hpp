@@ -1,0 +1,50 @@
+// A small thread pool: parallel_for over tasks, results independent of how tasks land on threads.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace mpfa::cpu {
+
+/// Threads of this machine that the process may use.
+[[nodiscard]] int available_threads();
+
+class ThreadPool {
+ public:
+  ThreadPool() = default;
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  /// Runs body(task, worker) for task in [0, tasks) on up to `threads` threads, worker in [0, threads), and returns
+  /// when all are done. A call from a second thread while the pool is busy, or in a forked child, runs on its own
+  /// thread.
+  void parallel_for(std::int64_t tasks, int threads, const std::function<void(std::int64_t, int)>& body);
+
+  /// The pool of the process, started at first use.
+  static ThreadPool& shared();
+
+ private:
+  void work(int worker);
+  void start(int threads);
+
+  std::mutex owner_;  // held by the one call that uses the workers
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  std::vector<std::thread> threads_;
+  const std::function<void(std::int64_t, int)>* body_ = nullptr;
+  std::atomic<std::int64_t> next_{0};
+  std::int64_t tasks_ = 0;
+  int active_ = 0;   // workers allowed in this round
+  int running_ = 0;  // workers that have not finished this round
+  std::uint64_t round_ = 0;
+  bool stop_ = false;
+  int pid_ = 0;
+};
+
+}  // namespace mpfa::cpu

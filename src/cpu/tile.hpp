@@ -1,0 +1,64 @@
+// One key tile: expanded K (transposed) and V, scores, and the online-softmax step.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/queries.hpp"
+#include "cpu/tile_ops.hpp"
+#include "mpfa/attention.hpp"
+
+namespace mpfa::cpu {
+
+inline constexpr std::int64_t kRowBlock = 64;  // most query rows of a task
+// Row stride of the transposed K tile: not a power of two, so that its columns do not share cache sets.
+inline constexpr std::int64_t kKeyStride = kKeyTile + kLaneMultiple;
+
+[[nodiscard]] constexpr std::int64_t padded(std::int64_t n) {
+  return (n + kLaneMultiple - 1) / kLaneMultiple * kLaneMultiple;
+}
+
+/// Running maximum (log2 units), denominator and unnormalised output of a block of rows.
+struct OnlineState {
+  float* m = nullptr;  // [rows]
+  float* l = nullptr;  // [rows]
+  float* o = nullptr;  // [rows, padded(head_dim_v)]
+};
+
+/// Memory of one worker, in floats.
+struct Scratch {
+  float* k = nullptr;  // [head_dim, kKeyStride]
+  float* v = nullptr;  // [kKeyTile, padded(head_dim_v)]
+  float* s = nullptr;  // [kRowBlock, kKeyTile] scores, then probabilities
+  OnlineState packed, wide;
+};
+[[nodiscard]] std::int64_t scratch_floats(const AttentionProblem& problem);
+[[nodiscard]] Scratch lay_out_scratch(const AttentionProblem& problem, float* memory);
+
+/// One query row of a task.
+struct Row {
+  std::int64_t token = 0;     // row index in the sequence
+  std::int64_t position = 0;  // token + sk - sq
+  std::int64_t head = 0;      // query head
+  KeyRange keys;              // visible, clipped to the split
+  KeyRange packed;            // read from the pages when inside
+  float shift = 0.0F;         // natural-log units
+};
+
+/// What a task works on: `count` rows of one (sequence, KV head).
+struct Task {
+  const AttentionProblem* problem = nullptr;
+  const AttentionTensors* tensors = nullptr;
+  std::int64_t sequence = 0, kv_head = 0;
+  std::int64_t count = 0;
+  const float* q_packed = nullptr;  // [count, head_dim]
+  const float* q_wide = nullptr;
+  Row rows[kRowBlock];
+};
+
+void reset(const AttentionProblem& problem, std::int64_t rows, OnlineState& state);
+
+/// Adds the keys of tile [first, first + kKeyTile) to a state: those read from the pages, or those kept in bf16.
+enum class Source : std::uint8_t { pages, bf16 };
+void add_tile(const Task& task, std::int64_t first, Source source, Scratch& scratch);
+
+}  // namespace mpfa::cpu
