@@ -4,6 +4,7 @@
 #include "mpfa/attention.hpp"
 #include "mpfa/cache.hpp"
 #include "mpfa/formats.hpp"
+#include "mpfa/layout.hpp"
 #include "mpfa/recipe.hpp"
 #include "mpfa/reference.hpp"
 #include "mpfa/status.hpp"

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 
 #include "cache/convert.hpp"
 #include "cache/state.hpp"
@@ -25,6 +26,12 @@ Status check_operand(const TensorView& x, const char* name, std::int64_t n, std:
     return {StatusCode::invalid_argument, fmt::format("append: {} is a null pointer", name)};
   }
   return {};
+}
+
+/// reserve() that at least doubles, so that appending token by token stays linear.
+template <class T>
+void reserve_growing(std::vector<T>& v, std::size_t size) {
+  if (v.capacity() < size) v.reserve(std::max(size, 2 * v.capacity()));
 }
 
 void append_bf16(std::vector<std::uint16_t>& out, const std::vector<float>& x, std::int64_t heads, std::int64_t n,
@@ -72,21 +79,22 @@ void PagedCache::State::pack(Sequence& s, std::int64_t first, std::int64_t n, co
 }
 
 void PagedCache::State::pack_wide(Sequence& s, std::int64_t end) {
-  const std::int64_t n = end - s.packed_end;
-  if (n <= 0) return;
-  const auto widen = [&](const std::vector<std::uint16_t>& wide, std::int64_t d) {
-    std::vector<float> rows(static_cast<std::size_t>(config.kv_heads * n * d));
+  const std::int64_t unit = commit_unit(config.recipe);
+  const auto widen = [&](const std::vector<std::uint16_t>& wide, std::int64_t d, std::int64_t first, std::int64_t n,
+                         float* rows) {
     for (std::int64_t t = 0; t < n; ++t) {
       for (std::int64_t h = 0; h < config.kv_heads; ++h) {
-        const std::uint16_t* from = wide.data() + ((s.packed_end + t - s.wide_begin) * config.kv_heads + h) * d;
+        const std::uint16_t* from = wide.data() + ((first + t - s.wide_begin) * config.kv_heads + h) * d;
         for (std::int64_t c = 0; c < d; ++c) rows[(h * n + t) * d + c] = bf16_to_float(from[c]);
       }
     }
-    return rows;
   };
-  const std::vector<float> k = widen(s.wide_k, config.head_dim);
-  const std::vector<float> v = widen(s.wide_v, config.head_dim_v);
-  pack(s, s.packed_end, n, k.data(), v.data(), n, 0);
+  while (s.packed_end < end) {
+    const std::int64_t n = std::min(unit, end - s.packed_end);
+    widen(s.wide_k, config.head_dim, s.packed_end, n, unit_k.data());
+    widen(s.wide_v, config.head_dim_v, s.packed_end, n, unit_v.data());
+    pack(s, s.packed_end, n, unit_k.data(), unit_v.data(), n, 0);
+  }
 }
 
 void PagedCache::State::store_rank_one(const Sequence& s, std::int64_t first, const NewTokens& tokens) {
@@ -116,12 +124,31 @@ void PagedCache::State::drop_wide(Sequence& s, std::int64_t keep) const {
   s.wide_begin = keep;
 }
 
-void PagedCache::State::append_one(Sequence& s, NewTokens& tokens) {
+Fresh PagedCache::State::prepare(Sequence& s, NewTokens tokens, const TensorView* q, std::int64_t row) const {
   const Recipe& r = config.recipe;
+  Fresh f{&s, std::move(tokens), s.state};
+  if (s.length == 0) set_means(config, f.tokens, q, row, f.state);
+  transform_tokens(config, f.state, f.tokens);
+  if (s.length == 0 && r.v_residual) fit_v_residual(config, f.tokens, f.state);
+  const auto end = static_cast<std::size_t>(s.length + f.tokens.n);
+  reserve_growing(s.pages, (end + config.page_size - 1) / config.page_size);
+  if (keeps_wide_tokens(r)) {
+    const std::size_t wide = (end - s.wide_begin) * config.kv_heads;
+    reserve_growing(s.wide_k, wide * config.head_dim);
+    reserve_growing(s.wide_v, wide * config.head_dim_v);
+    reserve_growing(s.sink_k, static_cast<std::size_t>(r.sink * config.kv_heads * config.head_dim));
+    reserve_growing(s.sink_v, static_cast<std::size_t>(r.sink * config.kv_heads * config.head_dim_v));
+  }
+  return f;
+}
+
+void PagedCache::State::commit(Fresh& fresh) {
+  const Recipe& r = config.recipe;
+  Sequence& s = *fresh.sequence;
+  const NewTokens& tokens = fresh.tokens;
+  s.state = std::move(fresh.state);
   const std::int64_t first = s.length;
   const std::int64_t end = first + tokens.n;
-  transform_tokens(config, s, tokens);
-  if (first == 0 && r.v_residual) fit_v_residual(config, tokens, s);
   while (static_cast<std::int64_t>(s.pages.size()) * config.page_size < end) s.pages.push_back(pool.take());
   if (!tokens.rank_one.empty()) store_rank_one(s, first, tokens);
   s.length = end;
@@ -192,14 +219,21 @@ Status PagedCache::append(const TensorView& k, const TensorView& v, const Tensor
                     "append less",
                     pages, c.page_size, st.pool.free_count())};
   }
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int64_t count = counts == nullptr ? tokens : counts[i];
-    if (count == 0) continue;
-    Sequence& s = st.sequences[sequences == nullptr ? i : sequences[i]];
-    NewTokens fresh = load_tokens(k, v, i, count);
-    if (s.length == 0) set_means(c, fresh, q, i, s);
-    st.append_one(s, fresh);
+  // Everything that allocates comes first; the second loop cannot fail.
+  std::vector<Fresh> fresh;
+  try {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t count = counts == nullptr ? tokens : counts[i];
+      if (count == 0) continue;
+      Sequence& s = st.sequences[sequences == nullptr ? i : sequences[i]];
+      fresh.push_back(st.prepare(s, load_tokens(k, v, i, count), q, i));
+    }
+    st.reserve_table(pages);
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::out_of_memory,
+            fmt::format("append: {} tokens of {} sequences do not fit in memory; append less", tokens, n)};
   }
+  for (Fresh& f : fresh) st.commit(f);
   st.refresh();
   return {};
 }

@@ -89,6 +89,10 @@ double bytes_per_token(const Recipe& recipe, std::int64_t q_heads, std::int64_t 
   return static_cast<double>(kv * kv_heads + l.rank_one_bytes) / static_cast<double>(page_size);
 }
 
+void PagedCache::State::reserve_table(std::int64_t pages) {
+  table.reserve(static_cast<std::size_t>(config.batch * (table_stride + pages)));
+}
+
 void PagedCache::State::refresh() {
   table_stride = 1;
   for (const Sequence& s : sequences) table_stride = std::max(table_stride, static_cast<std::int64_t>(s.pages.size()));
@@ -117,6 +121,11 @@ Result<PagedCache> PagedCache::create(CacheConfig config) {
                                                          config.num_pages, state->layout.page_bytes)};
   }
   state->sequences.resize(static_cast<std::size_t>(config.batch));
+  if (keeps_wide_tokens(config.recipe)) {
+    const std::int64_t rows = config.kv_heads * commit_unit(config.recipe);
+    state->unit_k.resize(static_cast<std::size_t>(rows * config.head_dim));
+    state->unit_v.resize(static_cast<std::size_t>(rows * config.head_dim_v));
+  }
   state->config = std::move(config);
   state->refresh();
   return PagedCache(std::move(state));

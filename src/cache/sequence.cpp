@@ -64,11 +64,11 @@ void subtract(std::vector<float>& x, const std::vector<float>& mean, std::int64_
 
 SequenceView Sequence::view(std::int64_t sink) const {
   SequenceView s;
-  s.k_mean = data_or_null(k_mean);
-  s.q_mean = data_or_null(q_mean);
-  s.v_mean = data_or_null(v_mean);
-  s.v_alpha = data_or_null(v_alpha);
-  s.v_beta = data_or_null(v_beta);
+  s.k_mean = data_or_null(state.k_mean);
+  s.q_mean = data_or_null(state.q_mean);
+  s.v_mean = data_or_null(state.v_mean);
+  s.v_alpha = data_or_null(state.v_alpha);
+  s.v_beta = data_or_null(state.v_beta);
   s.sink = std::min(sink, length);
   s.sink_k = sink_k.data();
   s.sink_v = sink_v.data();
@@ -81,7 +81,8 @@ SequenceView Sequence::view(std::int64_t sink) const {
 
 std::int64_t Sequence::wide_bytes() const {
   const std::size_t wide = sink_k.size() + sink_v.size() + wide_k.size() + wide_v.size();
-  const std::size_t means = k_mean.size() + q_mean.size() + v_mean.size() + v_alpha.size() + v_beta.size();
+  const std::size_t means =
+      state.k_mean.size() + state.q_mean.size() + state.v_mean.size() + state.v_alpha.size() + state.v_beta.size();
   return static_cast<std::int64_t>(wide * 2 + means * 4);
 }
 
@@ -94,29 +95,29 @@ NewTokens load_tokens(const TensorView& k, const TensorView& v, std::int64_t row
 }
 
 void set_means(const CacheConfig& config, const NewTokens& tokens, const TensorView* q, std::int64_t row,
-               Sequence& sequence) {
+               SequenceState& state) {
   const Recipe& r = config.recipe;
-  if (r.centre == Centre::fixed) sequence.k_mean = config.k_mean;
+  if (r.centre == Centre::fixed) state.k_mean = config.k_mean;
   if (r.centre == Centre::mean) {
-    sequence.k_mean = finite_mean(tokens.k.data(), config.kv_heads, tokens.n, config.head_dim);
+    state.k_mean = finite_mean(tokens.k.data(), config.kv_heads, tokens.n, config.head_dim);
   }
-  if (r.v_mean == Centre::fixed) sequence.v_mean = config.v_mean;
+  if (r.v_mean == Centre::fixed) state.v_mean = config.v_mean;
   if (r.v_mean == Centre::mean) {
-    sequence.v_mean = finite_mean(tokens.v.data(), config.kv_heads, tokens.n, config.head_dim_v);
+    state.v_mean = finite_mean(tokens.v.data(), config.kv_heads, tokens.n, config.head_dim_v);
   }
-  if (r.q_centre == QCentre::fixed) sequence.q_mean = config.q_mean;
+  if (r.q_centre == QCentre::fixed) state.q_mean = config.q_mean;
   if (r.q_centre == QCentre::mean) {
     const std::vector<float> rows = head_major(*q, row, tokens.n);
-    sequence.q_mean = finite_mean(rows.data(), config.q_heads, tokens.n, config.head_dim);
+    state.q_mean = finite_mean(rows.data(), config.q_heads, tokens.n, config.head_dim);
   }
 }
 
-void transform_tokens(const CacheConfig& config, const Sequence& sequence, NewTokens& tokens) {
+void transform_tokens(const CacheConfig& config, const SequenceState& state, NewTokens& tokens) {
   const Recipe& r = config.recipe;
   const std::int64_t n = tokens.n;
   const std::int64_t d = config.head_dim;
-  subtract(tokens.k, sequence.k_mean, config.kv_heads, n, d);
-  subtract(tokens.v, sequence.v_mean, config.kv_heads, n, config.head_dim_v);
+  subtract(tokens.k, state.k_mean, config.kv_heads, n, d);
+  subtract(tokens.v, state.v_mean, config.kv_heads, n, config.head_dim_v);
   if (r.rank_one != RankOne::off) {
     // From the unquantised K': from the codes it would put back the error that centring removed.
     const std::int64_t group = config.q_heads / config.kv_heads;
@@ -125,7 +126,7 @@ void transform_tokens(const CacheConfig& config, const Sequence& sequence, NewTo
       for (std::int64_t t = 0; t < n; ++t) {
         const float* row = tokens.k.data() + (h * n + t) * d;
         for (std::int64_t m = 0; m < group; ++m) {
-          const float* a = sequence.q_mean.data() + (h * group + m) * d;
+          const float* a = state.q_mean.data() + (h * group + m) * d;
           double sum = 0.0;
           for (std::int64_t c = 0; c < d; ++c) sum += static_cast<double>(a[c]) * row[c];
           tokens.rank_one[(h * n + t) * group + m] = static_cast<float>(sum);
@@ -139,11 +140,11 @@ void transform_tokens(const CacheConfig& config, const Sequence& sequence, NewTo
   }
 }
 
-void fit_v_residual(const CacheConfig& config, const NewTokens& tokens, Sequence& sequence) {
+void fit_v_residual(const CacheConfig& config, const NewTokens& tokens, SequenceState& state) {
   const std::int64_t n = tokens.n;
   const std::int64_t d = config.head_dim_v;
-  sequence.v_alpha.assign(static_cast<std::size_t>(config.kv_heads * d), 1.0F);
-  sequence.v_beta.assign(static_cast<std::size_t>(config.kv_heads * d), 0.0F);
+  state.v_alpha.assign(static_cast<std::size_t>(config.kv_heads * d), 1.0F);
+  state.v_beta.assign(static_cast<std::size_t>(config.kv_heads * d), 0.0F);
   std::vector<float> hat(static_cast<std::size_t>(n * d));
   for (std::int64_t h = 0; h < config.kv_heads; ++h) {
     const float* x = tokens.v.data() + h * n * d;
@@ -159,8 +160,8 @@ void fit_v_residual(const CacheConfig& config, const NewTokens& tokens, Sequence
       const double spread = count * sxx - sx * sx;
       if (count < 2 || !(spread > 1e-12 * count * sxx)) continue;  // a constant channel: nothing to fit
       const double alpha = (count * sxy - sx * sy) / spread;
-      sequence.v_alpha[h * d + c] = static_cast<float>(alpha);
-      sequence.v_beta[h * d + c] = static_cast<float>((sy - alpha * sx) / count);
+      state.v_alpha[h * d + c] = static_cast<float>(alpha);
+      state.v_beta[h * d + c] = static_cast<float>((sy - alpha * sx) / count);
     }
   }
 }

@@ -9,12 +9,17 @@
 
 namespace mpfa {
 
+/// Frozen at the first append.
+struct SequenceState {
+  std::vector<float> k_mean, q_mean, v_mean, v_alpha, v_beta;
+};
+
 struct Sequence {
   std::int64_t length = 0;
   std::int64_t packed_end = 0;  // tokens [0, packed_end) are in the pages
   std::int64_t wide_begin = 0;  // tokens [wide_begin, length) are in wide_k / wide_v
   std::vector<std::int32_t> pages;
-  std::vector<float> k_mean, q_mean, v_mean, v_alpha, v_beta;
+  SequenceState state;
   std::vector<std::uint16_t> sink_k, sink_v, wide_k, wide_v;
 
   [[nodiscard]] SequenceView view(std::int64_t sink) const;
@@ -30,12 +35,12 @@ struct NewTokens {
 
 /// Loads tokens [0, n) of sequence row `row` of k and v.
 [[nodiscard]] NewTokens load_tokens(const TensorView& k, const TensorView& v, std::int64_t row, std::int64_t n);
-/// Sets the means of a sequence that has none yet: calibrated ones, or those of this append. Frozen afterwards.
+/// The means of a sequence that has none yet: calibrated ones, or those of this append.
 void set_means(const CacheConfig& config, const NewTokens& tokens, const TensorView* q, std::int64_t row,
-               Sequence& sequence);
+               SequenceState& state);
 /// Centres, takes the rank-one terms, rotates: tokens become K' and V' as they are stored.
-void transform_tokens(const CacheConfig& config, const Sequence& sequence, NewTokens& tokens);
+void transform_tokens(const CacheConfig& config, const SequenceState& state, NewTokens& tokens);
 /// alpha and beta of V ~ alpha * Vhat + beta, least squares over these (transformed) tokens.
-void fit_v_residual(const CacheConfig& config, const NewTokens& tokens, Sequence& sequence);
+void fit_v_residual(const CacheConfig& config, const NewTokens& tokens, SequenceState& state);
 
 }  // namespace mpfa

@@ -9,6 +9,13 @@
 
 namespace mpfa {
 
+/// Tokens ready to be written to a sequence, and the state the sequence will have.
+struct Fresh {
+  Sequence* sequence = nullptr;
+  NewTokens tokens;
+  SequenceState state;
+};
+
 struct PagedCache::State {
   CacheConfig config;
   PageLayout layout;
@@ -22,7 +29,11 @@ struct PagedCache::State {
   std::vector<std::int64_t> lengths;
   std::vector<SequenceView> views;
 
+  std::vector<float> unit_k, unit_v;  // [kv_heads, commit unit, head dim]: what pack_wide widens at a time
+
   void refresh();
+  /// Room for a page table that is `pages` pages longer, so that refresh() after an append allocates nothing.
+  void reserve_table(std::int64_t pages);
   [[nodiscard]] std::int64_t recent() const {
     return config.recipe.recent == Recipe::recent_page ? config.page_size : config.recipe.recent;
   }
@@ -36,7 +47,10 @@ struct PagedCache::State {
   /// Forgets the bf16 copies of tokens before `keep`.
   void drop_wide(Sequence& s, std::int64_t keep) const;
   void store_rank_one(const Sequence& s, std::int64_t first, const NewTokens& tokens);
-  void append_one(Sequence& s, NewTokens& tokens);
+  /// The part of an append that allocates: means, transformed tokens, room in the vectors. Nothing visible changes.
+  [[nodiscard]] Fresh prepare(Sequence& s, NewTokens tokens, const TensorView* q, std::int64_t row) const;
+  /// The part that writes; allocates nothing.
+  void commit(Fresh& fresh);
 };
 
 }  // namespace mpfa

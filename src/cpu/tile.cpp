@@ -6,9 +6,10 @@
 #include <limits>
 
 #include "attention/logit.hpp"
-#include "attention/probabilities.hpp"
 #include "attention/sequences.hpp"
-#include "cache/convert.hpp"
+#include "cpu/expand.hpp"
+#include "cpu/few_rows.hpp"
+#include "cpu/nibble_ops.hpp"
 #include "cpu/round_p.hpp"
 
 namespace mpfa::cpu {
@@ -32,55 +33,6 @@ Visible visible(const Row& row, std::int64_t first, Source source) {
   if (source == Source::pages) return {{clip(std::max(k.begin, p.begin), std::min(k.end, p.end), first), {0, 0}}};
   const std::int64_t behind = std::max(p.begin, p.end);
   return {{clip(k.begin, std::min(k.end, p.begin), first), clip(std::max(k.begin, behind), k.end, first)}};
-}
-
-/// Expands slots of the pages that hold keys [first + c.begin, first + c.end).
-void load_pages(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
-  const CacheView& cache = task.tensors->cache;
-  const std::int64_t dv = cache.head_dim_v;
-  const std::int64_t stride_v = padded(dv);
-  const std::int32_t* table = cache.page_table + task.sequence * cache.page_table_stride;
-  const std::int64_t g = task.kv_head;
-  for (std::int64_t j = c.begin; j < c.end;) {
-    const std::int64_t key = first + j;
-    const std::int64_t slot = key % cache.page_size;
-    const std::int64_t count = std::min(c.end - j, cache.page_size - slot);
-    const std::int64_t page = table[key / cache.page_size];
-    dequantise_tokens(cache.k_format, cache.head_dim, slot, count, cache.k.page(page, g), cache.k.global_scale(g),
-                      s.k + j, 1, kKeyStride);
-    dequantise_tokens(cache.v_format, dv, slot, count, cache.v.page(page, g), cache.v.global_scale(g),
-                      s.v + j * stride_v, stride_v, 1);
-    j += count;
-  }
-  if (cache.sequences == nullptr || cache.sequences[task.sequence].v_alpha == nullptr) return;
-  const float* alpha = cache.sequences[task.sequence].v_alpha + g * dv;
-  const float* beta = cache.sequences[task.sequence].v_beta + g * dv;
-  for (std::int64_t j = c.begin; j < c.end; ++j) {
-    for (std::int64_t i = 0; i < dv; ++i) s.v[j * stride_v + i] = alpha[i] * s.v[j * stride_v + i] + beta[i];
-  }
-}
-
-/// Expands the bf16 copies; keys of the range that have none (they are read from the pages) become zero.
-void load_wide(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
-  const CacheView& cache = task.tensors->cache;
-  const SequenceView& seq = cache.sequences[task.sequence];
-  const std::int64_t d = cache.head_dim;
-  const std::int64_t dv = cache.head_dim_v;
-  const std::int64_t stride_v = padded(dv);
-  for (std::int64_t j = c.begin; j < c.end; ++j) {
-    const std::int64_t key = first + j;
-    const bool in_sink = key < seq.sink;
-    const std::int64_t at = ((in_sink ? key : key - seq.wide_begin) * cache.kv_heads + task.kv_head);
-    if (!in_sink && key < seq.wide_begin) {
-      for (std::int64_t i = 0; i < d; ++i) s.k[i * kKeyStride + j] = 0.0F;
-      std::fill_n(s.v + j * stride_v, dv, 0.0F);
-      continue;
-    }
-    const std::uint16_t* k = (in_sink ? seq.sink_k : seq.wide_k) + at * d;
-    const std::uint16_t* v = (in_sink ? seq.sink_v : seq.wide_v) + at * dv;
-    for (std::int64_t i = 0; i < d; ++i) s.k[i * kKeyStride + j] = bf16_to_float(k[i]);
-    for (std::int64_t i = 0; i < dv; ++i) s.v[j * stride_v + i] = bf16_to_float(v[i]);
-  }
 }
 
 bool all_finite(const float* v, std::int64_t n) {
@@ -141,13 +93,30 @@ void softmax_step(const Recipe& recipe, Source source, float* x, float& m, float
 }
 
 /// O += P V for a tile with NaN or Inf in V: a row takes only the keys it gives weight to.
-void accumulate_selected(std::int64_t rows, KeyRange c, const float* p, const float* v, std::int64_t dv, float* o) {
-  for (std::int64_t r = 0; r < rows; ++r) {
+void accumulate_selected(const Task& task, KeyRange c, const Scratch& s, bool nibble_order, float* o) {
+  const std::int64_t dv = task.tensors->cache.head_dim_v;
+  const std::int64_t stride = padded(dv);
+  for (std::int64_t r = 0; r < task.count; ++r) {
     for (std::int64_t j = c.begin; j < c.end; ++j) {
-      const float weight = p[r * kKeyTile + j];
+      const float weight = s.s[r * kKeyTile + j];
       if (weight == 0.0F) continue;
-      for (std::int64_t i = 0; i < dv; ++i) o[r * dv + i] += weight * v[j * dv + i];
+      for (std::int64_t i = 0; i < dv; ++i) {
+        o[r * stride + (nibble_order ? nibble_index(i, dv / 8) : i)] += weight * s.v[j * stride + i];
+      }
     }
+  }
+}
+
+/// O += P V over columns c.
+void accumulate(const Task& task, std::int64_t first, Source source, KeyRange c, Scratch& s, float* o) {
+  const std::int64_t dv = padded(task.tensors->cache.head_dim_v);
+  const bool nibbles = source == Source::pages && s.nibble_v;
+  if (nibbles && accumulate_nibbles(task, first, c, s)) return;
+  if (source == Source::pages) expand_v(task, first, c, s);
+  if (!nibbles && all_finite(s.v + c.begin * dv, (c.end - c.begin) * dv)) {
+    gemm(task.count, c.end - c.begin, dv, s.s + c.begin, kKeyTile, s.v + c.begin * dv, dv, o, dv, true);
+  } else {
+    accumulate_selected(task, c, s, nibbles, o);
   }
 }
 
@@ -155,7 +124,9 @@ void accumulate_selected(std::int64_t rows, KeyRange c, const float* p, const fl
 
 std::int64_t scratch_floats(const AttentionProblem& problem) {
   const std::int64_t dv = padded(problem.head_dim_v);
-  return problem.head_dim * kKeyStride + kKeyTile * dv + kRowBlock * kKeyTile + 2 * kRowBlock * (dv + 2);
+  const std::int64_t factors = kKeyTile * std::max(problem.head_dim, problem.head_dim_v) / 8 + kFactorPadding;
+  return problem.head_dim * (kKeyStride + kFewRows) + kKeyTile * dv + kRowBlock * kKeyTile + 2 * kRowBlock * (dv + 2) +
+         padded(factors);
 }
 
 Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
@@ -170,6 +141,8 @@ Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
   s.packed.l = s.packed.m + kRowBlock;
   s.wide.m = s.packed.l + kRowBlock;
   s.wide.l = s.wide.m + kRowBlock;
+  s.q = s.wide.l + kRowBlock;
+  s.factors = s.q + kFewRows * problem.head_dim;
   return s;
 }
 
@@ -194,12 +167,13 @@ void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
     }
   }
   if (c.begin >= c.end) return;
-  source == Source::pages ? load_pages(task, first, c, s) : load_wide(task, first, c, s);
-  for (std::int64_t j = c.begin; j < c.end && dv > cache.head_dim_v; ++j) {
-    std::fill(s.v + j * dv + cache.head_dim_v, s.v + (j + 1) * dv, 0.0F);
+  if (source == Source::pages && s.nibble_k) {
+    score_nibbles(task, first, c, s);
+  } else {
+    source == Source::pages ? expand_k(task, first, c, s) : expand_wide(task, first, c, s);
+    const float* q = source == Source::pages ? task.q_packed : task.q_wide;
+    gemm(task.count, cache.head_dim, kKeyTile, q, cache.head_dim, s.k, kKeyStride, s.s, kKeyTile, false);
   }
-  const float* q = source == Source::pages ? task.q_packed : task.q_wide;
-  gemm(task.count, cache.head_dim, kKeyTile, q, cache.head_dim, s.k, kKeyStride, s.s, kKeyTile, false);
   for (std::int64_t r = 0; r < task.count; ++r) {
     float* x = s.s + r * kKeyTile;
     if (seen[r].empty()) {
@@ -209,12 +183,7 @@ void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
     finish_scores(task, task.rows[r], first, source, seen[r], x);
     softmax_step(task.problem->recipe, source, x, state.m[r], state.l[r], state.o + r * dv, dv);
   }
-  const float* v = s.v + c.begin * dv;
-  if (all_finite(v, (c.end - c.begin) * dv)) {
-    gemm(task.count, c.end - c.begin, dv, s.s + c.begin, kKeyTile, v, dv, state.o, dv, true);
-  } else {
-    accumulate_selected(task.count, c, s.s, s.v, dv, state.o);
-  }
+  accumulate(task, first, source, c, s, state.o);
 }
 
 }  // namespace mpfa::cpu

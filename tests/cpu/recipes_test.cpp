@@ -96,11 +96,12 @@ std::vector<std::string> all_recipes() {
   return names;
 }
 
-INSTANTIATE_TEST_SUITE_P(Table, EveryRecipe, ::testing::ValuesIn(all_recipes()), [](const ::testing::TestParamInfo<std::string>& parameter) {
-  std::string name = parameter.param;
-  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Table, EveryRecipe, ::testing::ValuesIn(all_recipes()),
+                         [](const ::testing::TestParamInfo<std::string>& parameter) {
+                           std::string name = parameter.param;
+                           for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace mpfa

@@ -1,0 +1,72 @@
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <thread>
+
+#include "attention/names.hpp"
+#include "cpu/kernel.hpp"
+#include "mpfa/attention.hpp"
+
+namespace mpfa {
+namespace {
+
+constexpr std::uintptr_t kWorkspaceAlignment = 64;
+
+/// Threads of the plan: what was asked for, or what the process may use.
+int resolve_threads(int threads) {
+  if (threads > 0) return threads;
+  const unsigned hardware = std::thread::hardware_concurrency();
+  return hardware > 0 ? static_cast<int>(hardware) : 1;
+}
+
+Status check_workspace(const Plan& plan, Workspace w) {
+  if (plan.workspace_bytes == 0) return {};
+  if (w.data == nullptr || w.bytes < plan.workspace_bytes) {
+    return {StatusCode::invalid_argument,
+            fmt::format("attend: the workspace has {} bytes, the plan needs {}; pass Plan::workspace_bytes bytes",
+                        w.data == nullptr ? 0 : w.bytes, plan.workspace_bytes)};
+  }
+  const std::uintptr_t off = reinterpret_cast<std::uintptr_t>(w.data) % kWorkspaceAlignment;
+  if (off == 0) return {};
+  return {StatusCode::invalid_argument,
+          fmt::format("attend: the workspace starts {} bytes past a multiple of {}; align it to {} bytes", off,
+                      kWorkspaceAlignment, kWorkspaceAlignment)};
+}
+
+}  // namespace
+
+Support supports(const AttentionProblem& problem, Device device) {
+  if (const Status s = check_problem(problem); !s.ok()) return {"", {s.message()}};
+  if (device == Device::cpu) return cpu::supports(problem);
+  return {"",
+          {fmt::format("no {} kernel in this build; only cpu is built, so plan for Device::cpu", device_name(device))}};
+}
+
+Result<Plan> plan(const AttentionProblem& problem, Device device) {
+  MPFA_RETURN_IF_ERROR(check_problem(problem));
+  const Support support = supports(problem, device);
+  if (!support.supported()) {
+    std::string reasons = "plan: no kernel takes this problem";
+    for (const std::string& reason : support.reasons) reasons += ": " + reason;
+    return Status{StatusCode::unsupported, std::move(reasons)};
+  }
+  Plan p;
+  p.problem = problem;
+  p.kernel = support.kernel;
+  p.threads = resolve_threads(problem.threads);
+  p.split_keys = cpu::kSplitKeys;
+  p.workspace_bytes = cpu::workspace_bytes(problem, p.threads, p.split_keys);
+  return p;
+}
+
+Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace) {
+  if (plan.kernel != "cpu_tiled") {
+    return {StatusCode::invalid_argument,
+            fmt::format("attend: the plan names kernel '{}'; use a Plan that plan() returned", plan.kernel)};
+  }
+  MPFA_RETURN_IF_ERROR(check_tensors(plan.problem, tensors));
+  MPFA_RETURN_IF_ERROR(check_workspace(plan, workspace));
+  return cpu::attend(plan, tensors, workspace);
+}
+
+}  // namespace mpfa

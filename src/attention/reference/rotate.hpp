@@ -1,0 +1,28 @@
+// The Hadamard rotation undone in the precision of the sums.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cache/hadamard.hpp"
+
+namespace mpfa::reference {
+
+/// x[0..d) <- x H; the butterflies of hadamard_rows, which is float32 only.
+template <class Real>
+void unrotate(Real* x, std::int64_t d) {
+  const std::int64_t block = hadamard_block(d);
+  for (std::int64_t half = 1; half < block; half *= 2) {
+    for (std::int64_t i = 0; i < d; ++i) {
+      if ((i & half) != 0) continue;
+      const Real a = x[i];
+      const Real b = x[i + half];
+      x[i] = a + b;
+      x[i + half] = a - b;
+    }
+  }
+  const Real norm = 1 / std::sqrt(static_cast<Real>(block));
+  for (std::int64_t i = 0; i < d; ++i) x[i] *= norm;
+}
+
+}  // namespace mpfa::reference

@@ -1,0 +1,20 @@
+// Decode: with few query rows the 4-bit codes are expanded in registers instead of into a tile.
+#pragma once
+
+#include "cpu/tile.hpp"
+
+namespace mpfa::cpu {
+
+/// Most rows for which expanding codes again per block of rows beats a tile of floats that all rows share.
+inline constexpr std::int64_t kFewRows = 8;
+
+/// Decides for a task whether K and V take this path, and lays its queries out for it.
+void choose_nibbles(const Task& task, Scratch& scratch);
+/// Scores of keys [first + c.begin, first + c.end), unscaled, to scratch.s.
+void score_nibbles(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
+/// scratch.packed.o (nibble order) += P V over the same keys. False, with nothing done, when a factor is not finite.
+[[nodiscard]] bool accumulate_nibbles(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
+/// scratch.packed.o from nibble order to channels.
+void restore_channels(const Task& task, Scratch& scratch);
+
+}  // namespace mpfa::cpu
