@@ -3,83 +3,105 @@
 #include <algorithm>
 
 #include "cpu/expand.hpp"
-#include "cpu/nibble_ops.hpp"
-#include "formats/nibbles.hpp"
+#include "cpu/word_ops.hpp"
 
 namespace mpfa::cpu {
 namespace {
 
-using formats::nibble_format;
-using formats::NibbleFormat;
+using formats::word_format;
+using formats::WordCode;
+using formats::WordFormat;
 
 bool takes(const BlockFormat& f, std::int64_t head_dim) {
-  const NibbleFormat n = nibble_format(f, head_dim);
-  return n.table != nullptr && head_dim % 64 == 0 && n.block % 8 == 0 && nibble_ops_take(head_dim / 8, n.block / 8);
+  const WordFormat w = word_format(f, head_dim);
+  if (w.code == WordCode::none || head_dim % w.per_word != 0 || w.block % w.per_word != 0) return false;
+  return word_ops_take(head_dim / w.per_word);
 }
 
-NibbleRows rows_of(const BlockFormat& f, std::int64_t head_dim, const ConstPageBytes& page, std::int64_t slot,
-                   const float* factors) {
-  const NibbleFormat n = nibble_format(f, head_dim);
-  return {page.data + slot * page.data_row_stride,
+WordRows rows_of(const WordFormat& w, std::int64_t head_dim, const ConstPageBytes& page, std::int64_t slot,
+                 const float* factors) {
+  return {w.code,
+          page.data + slot * page.data_row_stride,
           page.data_row_stride,
-          head_dim / 8,
+          head_dim / w.per_word,
           factors,
-          n.block / 8,
-          n.table->data()};
+          w.block / w.per_word,
+          w.table == nullptr ? nullptr : w.table->data()};
 }
 
 }  // namespace
 
-void choose_nibbles(const Task& task, Scratch& s) {
+void choose_words(const Task& task, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
   const bool few = task.count <= kFewRows;
   const bool affine_v = cache.sequences != nullptr && cache.sequences[task.sequence].v_alpha != nullptr;
-  s.nibble_k = few && takes(cache.k_format, cache.head_dim);
-  s.nibble_v = few && !affine_v && takes(cache.v_format, cache.head_dim_v);
-  if (!s.nibble_k) return;
+  s.words_k = few && takes(cache.k_format, cache.head_dim);
+  s.words_v = few && !affine_v && takes(cache.v_format, cache.head_dim_v);
+  if (!s.words_k) return;
   const std::int64_t d = cache.head_dim;
+  const std::int64_t per_word = word_format(cache.k_format, d).per_word;
   for (std::int64_t r = 0; r < task.count; ++r) {
-    for (std::int64_t c = 0; c < d; ++c) s.q[r * d + nibble_index(c, d / 8)] = task.q_packed[r * d + c];
+    float sum = 0.0F;
+    for (std::int64_t c = 0; c < d; ++c) {
+      s.q[r * d + word_index(c, per_word, d / per_word)] = task.q_packed[r * d + c];
+      sum += task.q_packed[r * d + c];
+    }
+    s.q_sum[r] = sum;
   }
 }
 
-void score_nibbles(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
+void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
+  const WordFormat w = word_format(cache.k_format, cache.head_dim);
   for_page_runs(task, first, c, [&](const PageRun& run) {
     const ConstPageBytes page = cache.k.page(run.page, task.kv_head);
     // A factor that is NaN makes NaN scores of its own key only; selection by mask comes later.
     static_cast<void>(formats::read_factors(cache.k_format, cache.head_dim, run.slot, run.count, page,
-                                            cache.k.global_scale(task.kv_head), s.factors));
-    nibble_scores(rows_of(cache.k_format, cache.head_dim, page, run.slot, s.factors), run.count, task.count, s.q,
-                  s.s + run.column, kKeyTile);
+                                            cache.k.global_scale(task.kv_head), s.factors, s.minima));
+    word_scores(rows_of(w, cache.head_dim, page, run.slot, s.factors), run.count, task.count, s.q, s.s + run.column,
+                kKeyTile);
+    for (std::int64_t r = 0; w.has_minimum && r < task.count; ++r) {
+      for (std::int64_t j = 0; j < run.count; ++j) s.s[r * kKeyTile + run.column + j] += s.minima[j] * s.q_sum[r];
+    }
   });
 }
 
-bool accumulate_nibbles(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
+bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
   const std::int64_t dv = cache.head_dim_v;
-  const std::int64_t blocks = dv / nibble_format(cache.v_format, dv).block;
+  const WordFormat w = word_format(cache.v_format, dv);
+  const std::int64_t blocks = dv / w.block;
+  const std::int64_t row_bytes = dv / w.per_word * 4;
   bool finite = true;
   for_page_runs(task, first, c, [&](const PageRun& run) {
-    finite = formats::read_factors(cache.v_format, dv, run.slot, run.count, cache.v.page(run.page, task.kv_head),
-                                   cache.v.global_scale(task.kv_head), s.factors + run.column * blocks) &&
+    const ConstPageBytes page = cache.v.page(run.page, task.kv_head);
+    finite = formats::read_factors(cache.v_format, dv, run.slot, run.count, page, cache.v.global_scale(task.kv_head),
+                                   s.factors + run.column * blocks, s.minima + run.column) &&
+             formats::codes_finite(w.code, page.data + run.slot * page.data_row_stride, page.data_row_stride, row_bytes,
+                                   run.count) &&
              finite;
   });
   if (!finite) return false;
   for_page_runs(task, first, c, [&](const PageRun& run) {
     const ConstPageBytes page = cache.v.page(run.page, task.kv_head);
-    nibble_accumulate(rows_of(cache.v_format, dv, page, run.slot, s.factors + run.column * blocks), run.count,
-                      task.count, s.s + run.column, kKeyTile, s.packed.o, padded(dv));
+    word_accumulate(rows_of(w, dv, page, run.slot, s.factors + run.column * blocks), run.count, task.count,
+                    s.s + run.column, kKeyTile, s.packed.o, padded(dv));
   });
+  for (std::int64_t r = 0; w.has_minimum && r < task.count; ++r) {
+    float sum = 0.0F;
+    for (std::int64_t j = c.begin; j < c.end; ++j) sum += s.s[r * kKeyTile + j] * s.minima[j];
+    for (std::int64_t i = 0; i < dv; ++i) s.packed.o[r * padded(dv) + i] += sum;
+  }
   return true;
 }
 
 void restore_channels(const Task& task, Scratch& s) {
   const std::int64_t dv = task.tensors->cache.head_dim_v;
+  const std::int64_t per_word = word_format(task.tensors->cache.v_format, dv).per_word;
   for (std::int64_t r = 0; r < task.count; ++r) {
     float* o = s.packed.o + r * padded(dv);
     std::copy_n(o, dv, s.v);
-    for (std::int64_t c = 0; c < dv; ++c) o[c] = s.v[nibble_index(c, dv / 8)];
+    for (std::int64_t c = 0; c < dv; ++c) o[c] = s.v[word_index(c, per_word, dv / per_word)];
   }
 }
 

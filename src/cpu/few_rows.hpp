@@ -1,4 +1,4 @@
-// Decode: with few query rows the 4-bit codes are expanded in registers instead of into a tile.
+// Decode: with few query rows the codes are expanded in registers instead of into a tile.
 #pragma once
 
 #include "cpu/tile.hpp"
@@ -9,12 +9,12 @@ namespace mpfa::cpu {
 inline constexpr std::int64_t kFewRows = 8;
 
 /// Decides for a task whether K and V take this path, and lays its queries out for it.
-void choose_nibbles(const Task& task, Scratch& scratch);
+void choose_words(const Task& task, Scratch& scratch);
 /// Scores of keys [first + c.begin, first + c.end), unscaled, to scratch.s.
-void score_nibbles(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
-/// scratch.packed.o (nibble order) += P V over the same keys. False, with nothing done, when a factor is not finite.
-[[nodiscard]] bool accumulate_nibbles(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
-/// scratch.packed.o from nibble order to channels.
+void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
+/// scratch.packed.o (word order) += P V over the same keys. False, with nothing done, when V holds a NaN or Inf.
+[[nodiscard]] bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
+/// scratch.packed.o from word order to channels.
 void restore_channels(const Task& task, Scratch& scratch);
 
 }  // namespace mpfa::cpu

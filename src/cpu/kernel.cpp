@@ -115,7 +115,7 @@ void run_tiles(const Plan& plan, const Task& task, Scratch& scratch) {
     all.end = std::max(all.end, k.end);
   }
   if (all.begin >= all.end) return;
-  choose_nibbles(task, scratch);
+  choose_words(task, scratch);
   const std::int64_t first = all.begin / kKeyTile;
   const std::int64_t last = (all.end - 1) / kKeyTile;
   for (std::int64_t i = first; i <= last; ++i) {
@@ -123,7 +123,7 @@ void run_tiles(const Plan& plan, const Task& task, Scratch& scratch) {
     add_tile(task, tile, Source::pages, scratch);
     if (task.q_wide != nullptr && task.tensors->cache.sequences != nullptr) add_tile(task, tile, Source::bf16, scratch);
   }
-  if (scratch.nibble_v) restore_channels(task, scratch);
+  if (scratch.words_v) restore_channels(task, scratch);
   merge_into(task.count, padded(p.head_dim_v), scratch.packed, scratch.wide);
 }
 

@@ -9,8 +9,8 @@
 #include "attention/sequences.hpp"
 #include "cpu/expand.hpp"
 #include "cpu/few_rows.hpp"
-#include "cpu/nibble_ops.hpp"
 #include "cpu/round_p.hpp"
+#include "cpu/word_ops.hpp"
 
 namespace mpfa::cpu {
 namespace {
@@ -93,15 +93,16 @@ void softmax_step(const Recipe& recipe, Source source, float* x, float& m, float
 }
 
 /// O += P V for a tile with NaN or Inf in V: a row takes only the keys it gives weight to.
-void accumulate_selected(const Task& task, KeyRange c, const Scratch& s, bool nibble_order, float* o) {
+void accumulate_selected(const Task& task, KeyRange c, const Scratch& s, bool word_order, float* o) {
   const std::int64_t dv = task.tensors->cache.head_dim_v;
   const std::int64_t stride = padded(dv);
+  const std::int64_t per_word = formats::word_format(task.tensors->cache.v_format, dv).per_word;
   for (std::int64_t r = 0; r < task.count; ++r) {
     for (std::int64_t j = c.begin; j < c.end; ++j) {
       const float weight = s.s[r * kKeyTile + j];
       if (weight == 0.0F) continue;
       for (std::int64_t i = 0; i < dv; ++i) {
-        o[r * stride + (nibble_order ? nibble_index(i, dv / 8) : i)] += weight * s.v[j * stride + i];
+        o[r * stride + (word_order ? word_index(i, per_word, dv / per_word) : i)] += weight * s.v[j * stride + i];
       }
     }
   }
@@ -110,13 +111,13 @@ void accumulate_selected(const Task& task, KeyRange c, const Scratch& s, bool ni
 /// O += P V over columns c.
 void accumulate(const Task& task, std::int64_t first, Source source, KeyRange c, Scratch& s, float* o) {
   const std::int64_t dv = padded(task.tensors->cache.head_dim_v);
-  const bool nibbles = source == Source::pages && s.nibble_v;
-  if (nibbles && accumulate_nibbles(task, first, c, s)) return;
+  const bool words = source == Source::pages && s.words_v;
+  if (words && accumulate_words(task, first, c, s)) return;
   if (source == Source::pages) expand_v(task, first, c, s);
-  if (!nibbles && all_finite(s.v + c.begin * dv, (c.end - c.begin) * dv)) {
+  if (!words && all_finite(s.v + c.begin * dv, (c.end - c.begin) * dv)) {
     gemm(task.count, c.end - c.begin, dv, s.s + c.begin, kKeyTile, s.v + c.begin * dv, dv, o, dv, true);
   } else {
-    accumulate_selected(task, c, s, nibbles, o);
+    accumulate_selected(task, c, s, words, o);
   }
 }
 
@@ -124,9 +125,9 @@ void accumulate(const Task& task, std::int64_t first, Source source, KeyRange c,
 
 std::int64_t scratch_floats(const AttentionProblem& problem) {
   const std::int64_t dv = padded(problem.head_dim_v);
-  const std::int64_t factors = kKeyTile * std::max(problem.head_dim, problem.head_dim_v) / 8 + kFactorPadding;
+  const std::int64_t factors = kKeyTile * std::max(problem.head_dim, problem.head_dim_v) / 2 + kFactorPadding;
   return problem.head_dim * (kKeyStride + kFewRows) + kKeyTile * dv + kRowBlock * kKeyTile + 2 * kRowBlock * (dv + 2) +
-         padded(factors);
+         kFewRows + kKeyTile + padded(factors);
 }
 
 Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
@@ -142,7 +143,9 @@ Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
   s.wide.m = s.packed.l + kRowBlock;
   s.wide.l = s.wide.m + kRowBlock;
   s.q = s.wide.l + kRowBlock;
-  s.factors = s.q + kFewRows * problem.head_dim;
+  s.q_sum = s.q + kFewRows * problem.head_dim;
+  s.minima = s.q_sum + kFewRows;
+  s.factors = s.minima + kKeyTile;
   return s;
 }
 
@@ -167,8 +170,8 @@ void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
     }
   }
   if (c.begin >= c.end) return;
-  if (source == Source::pages && s.nibble_k) {
-    score_nibbles(task, first, c, s);
+  if (source == Source::pages && s.words_k) {
+    score_words(task, first, c, s);
   } else {
     source == Source::pages ? expand_k(task, first, c, s) : expand_wide(task, first, c, s);
     const float* q = source == Source::pages ? task.q_packed : task.q_wide;

@@ -30,9 +30,9 @@ struct Scratch {
   float* v = nullptr;  // [kKeyTile, padded(head_dim_v)]
   float* s = nullptr;  // [kRowBlock, kKeyTile] scores, then probabilities
   OnlineState packed, wide;
-  float* q = nullptr;        // queries in nibble order, see few_rows.hpp
-  float* factors = nullptr;  // [kKeyTile, blocks] and padding
-  bool nibble_k = false, nibble_v = false;
+  // Of few_rows.hpp: queries in word order and their sums, factors [kKeyTile, blocks] and minima of a tile's keys.
+  float *q = nullptr, *q_sum = nullptr, *factors = nullptr, *minima = nullptr;
+  bool words_k = false, words_v = false;
 };
 [[nodiscard]] std::int64_t scratch_floats(const AttentionProblem& problem);
 [[nodiscard]] Scratch lay_out_scratch(const AttentionProblem& problem, float* memory);

@@ -1,4 +1,4 @@
-#include "cpu/nibble_ops.hpp"
+#include "cpu/word_ops.hpp"
 
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "formats/nibbles.hpp"
+#include "formats/words.hpp"
 
 namespace mpfa::cpu {
 namespace {
@@ -18,6 +18,7 @@ struct Rows {
   PageGeometry geometry;
   std::vector<std::byte> data, scales;
   std::vector<float> values, factors;
+  formats::WordFormat words;
 
   Rows(const char* name, std::int64_t head_dim, std::int64_t count)
       : d(head_dim),
@@ -34,30 +35,35 @@ struct Rows {
     const PageBytes page{data.data(), geometry.data_row_bytes, scales.data(), geometry.scale_row_bytes};
     quantise_tokens(format, d, 0, keys, x.data(), d, 1.0F, page, nullptr);
     dequantise_tokens(format, d, 0, keys, page, 1.0F, values.data(), d, 1);
-    const formats::NibbleFormat nibbles = formats::nibble_format(format, d);
-    if (nibbles.table == nullptr) throw std::runtime_error(std::string(name) + " is not a nibble format");
-    const std::int64_t blocks = d / nibbles.block;
-    factors.resize(keys * blocks + kFactorPadding);
-    EXPECT_TRUE(formats::read_factors(format, d, 0, keys, page, 1.0F, factors.data()));
+    words = formats::word_format(format, d);
+    if (words.code == formats::WordCode::none) throw std::runtime_error(std::string(name) + " has no rows of tokens");
+    factors.resize(keys * d / words.block + kFactorPadding);
+    EXPECT_TRUE(formats::read_factors(format, d, 0, keys, page, 1.0F, factors.data(), nullptr));
   }
-  [[nodiscard]] NibbleRows view() const {
-    const formats::NibbleFormat n = formats::nibble_format(format, d);
-    return {data.data(), geometry.data_row_bytes, d / 8, factors.data(), n.block / 8, n.table->data()};
+  [[nodiscard]] WordRows view() const {
+    return {words.code,
+            data.data(),
+            geometry.data_row_bytes,
+            d / words.per_word,
+            factors.data(),
+            words.block / words.per_word,
+            words.table == nullptr ? nullptr : words.table->data()};
   }
 };
 
-TEST(NibbleOps, EqualTheProductsOfTheDequantisedRows) {
+TEST(WordOps, EqualTheProductsOfTheDequantisedRows) {
   const auto all = hwy::SupportedTargets();
   int run = 0;
   for (auto rest = all; rest != 0; rest &= rest - 1) {
     hwy::SetSupportedTargetsForTest(rest & -rest);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    for (const char* name : {"mxfp4", "nvfp4", "int4", "int4_g64", "mxfp4_f32_b16", "e3m0_f32", "lloyd4"}) {
+    for (const char* name : {"mxfp4", "nvfp4", "int4", "int4_g64", "mxfp4_f32_b16", "e3m0_f32", "lloyd4", "fp8_e4m3",
+                             "mxfp8_e5m2", "int8", "int8_g32", "bf16", "fp16", "f32"}) {
       for (const std::int64_t d : {64, 128, 192, 256}) {
         for (const std::int64_t keys : {1, 3, 4, 29, 64}) {
           const Rows x(name, d, keys);
-          const NibbleRows rows = x.view();
-          if (!nibble_ops_take(rows.words, rows.block_words)) continue;
+          const WordRows rows = x.view();
+          if (!word_ops_take(rows.words)) continue;
           ++run;
           for (const std::int64_t count : {1, 2, 3, 7}) {
             std::mt19937 rng(9);
@@ -65,13 +71,14 @@ TEST(NibbleOps, EqualTheProductsOfTheDequantisedRows) {
             std::vector<float> q(count * d), p(count * keys), s(count * keys), o(count * d, 0.5F);
             for (float& v : q) v = normal(rng);
             for (float& v : p) v = normal(rng);
-            nibble_scores(rows, keys, count, q.data(), s.data(), keys);
-            nibble_accumulate(rows, keys, count, p.data(), keys, o.data(), d);
+            word_scores(rows, keys, count, q.data(), s.data(), keys);
+            word_accumulate(rows, keys, count, p.data(), keys, o.data(), d);
             for (std::int64_t r = 0; r < count; ++r) {
               for (std::int64_t j = 0; j < keys; ++j) {
                 double want = 0;
                 for (std::int64_t c = 0; c < d; ++c) {
-                  want += static_cast<double>(q[r * d + nibble_index(c, d / 8)]) * x.values[j * d + c];
+                  want +=
+                      static_cast<double>(q[r * d + word_index(c, x.words.per_word, rows.words)]) * x.values[j * d + c];
                 }
                 ASSERT_NEAR(s[r * keys + j], want, 1e-4) << name << " d " << d << " key " << j << " row " << r;
               }
@@ -79,7 +86,8 @@ TEST(NibbleOps, EqualTheProductsOfTheDequantisedRows) {
                 double want = 0.5;
                 for (std::int64_t j = 0; j < keys; ++j)
                   want += static_cast<double>(p[r * keys + j]) * x.values[j * d + c];
-                ASSERT_NEAR(o[r * d + nibble_index(c, d / 8)], want, 1e-4) << name << " d " << d << " channel " << c;
+                ASSERT_NEAR(o[r * d + word_index(c, x.words.per_word, rows.words)], want, 1e-4)
+                    << name << " d " << d << " channel " << c;
               }
             }
           }
