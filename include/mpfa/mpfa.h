@@ -26,7 +26,9 @@
 extern "C" {
 #endif
 
-typedef enum mpfa_status {
+/* Enumerations travel as int32_t, so that a value this library does not know is refused and not undefined. */
+typedef int32_t mpfa_status;
+enum {
   MPFA_OK = 0,
   MPFA_INVALID_ARGUMENT = 1, /* a shape, dtype, stride, pointer or text the call does not accept */
   MPFA_UNSUPPORTED = 2,      /* valid, but no kernel or format of this build does it */
@@ -34,20 +36,16 @@ typedef enum mpfa_status {
   MPFA_OUT_OF_MEMORY = 4,    /* the page pool or the heap is full; nothing was changed */
   MPFA_IO_ERROR = 5,
   MPFA_INTERNAL = 6 /* a fault of the library */
-} mpfa_status;
+};
 
-typedef enum mpfa_dtype {
-  MPFA_F32 = 0,
-  MPFA_F64 = 1,
-  MPFA_BF16 = 2,
-  MPFA_F16 = 3,
-  MPFA_U8 = 4,
-  MPFA_I32 = 5,
-  MPFA_I64 = 6
-} mpfa_dtype;
+typedef int32_t mpfa_dtype;
+enum { MPFA_F32 = 0, MPFA_F64 = 1, MPFA_BF16 = 2, MPFA_F16 = 3, MPFA_U8 = 4, MPFA_I32 = 5, MPFA_I64 = 6 };
 
-typedef enum mpfa_device { MPFA_CPU = 0, MPFA_SM90 = 1, MPFA_SM100 = 2, MPFA_SM120 = 3 } mpfa_device;
-typedef enum mpfa_mask_kind { MPFA_MASK_NONE = 0, MPFA_MASK_BOOLEAN = 1, MPFA_MASK_ADDITIVE = 2 } mpfa_mask_kind;
+typedef int32_t mpfa_device;
+enum { MPFA_CPU = 0, MPFA_SM90 = 1, MPFA_SM100 = 2, MPFA_SM120 = 3 };
+
+typedef int32_t mpfa_mask_kind;
+enum { MPFA_MASK_NONE = 0, MPFA_MASK_BOOLEAN = 1, MPFA_MASK_ADDITIVE = 2 };
 
 /* Filled by a failing call; a successful one clears it. Reasons of mpfa_supports are separated by newlines. */
 typedef struct mpfa_error {

@@ -63,14 +63,12 @@ Result<Device> to_device(const char* call, mpfa_device device) {
     case MPFA_SM100: return Device::sm100;
     case MPFA_SM120: return Device::sm120;
   }
-  return invalid(fmt::format("{}: device is {}; use MPFA_CPU, MPFA_SM90, MPFA_SM100 or MPFA_SM120", call,
-                             static_cast<int>(device)));
+  return invalid(fmt::format("{}: device is {}; use MPFA_CPU, MPFA_SM90, MPFA_SM100 or MPFA_SM120", call, device));
 }
 
 Status check_dtype(const char* call, const char* name, mpfa_dtype dtype) {
-  const int value = static_cast<int>(dtype);
-  if (value >= MPFA_F32 && value <= MPFA_I64) return {};
-  return invalid(fmt::format("{}: dtype of {} is {}; use a value of mpfa_dtype", call, name, value));
+  if (dtype >= MPFA_F32 && dtype <= MPFA_I64) return {};
+  return invalid(fmt::format("{}: dtype of {} is {}; use a value of mpfa_dtype", call, name, dtype));
 }
 
 Result<TensorView> to_view(const char* call, const char* name, const mpfa_tensor& t) {
@@ -90,9 +88,8 @@ Result<AttentionProblem> to_problem(const char* call, const mpfa_problem* p) {
   if (Status s = not_null(call, "problem->recipe", p->recipe); !s.ok()) return s;
   if (Status s = check_dtype(call, "problem->q_dtype", p->q_dtype); !s.ok()) return s;
   if (Status s = check_dtype(call, "problem->out_dtype", p->out_dtype); !s.ok()) return s;
-  const int mask = static_cast<int>(p->mask);
-  if (mask < MPFA_MASK_NONE || mask > MPFA_MASK_ADDITIVE) {
-    return invalid(fmt::format("{}: problem->mask is {}; use a value of mpfa_mask_kind", call, mask));
+  if (p->mask < MPFA_MASK_NONE || p->mask > MPFA_MASK_ADDITIVE) {
+    return invalid(fmt::format("{}: problem->mask is {}; use a value of mpfa_mask_kind", call, p->mask));
   }
   AttentionProblem problem;
   problem.recipe = p->recipe->recipe;
@@ -113,7 +110,7 @@ Result<AttentionProblem> to_problem(const char* call, const mpfa_problem* p) {
   problem.causal = p->causal != 0;
   problem.sinks = p->has_sinks != 0;
   problem.alibi = p->has_alibi != 0;
-  problem.mask = static_cast<MaskTensor>(mask);
+  problem.mask = static_cast<MaskTensor>(p->mask);
   problem.threads = p->threads;
   return problem;
 }

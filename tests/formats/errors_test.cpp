@@ -60,8 +60,9 @@ double bound(const BlockFormat& f) {
   }
 }
 
+/// Magnitudes 0 or .25 to 2000, so that no scale of a format is limited (nvfp4 ends at 448 * 6) or subnormal.
 std::vector<float> arbitrary_block(std::size_t n) {
-  const int exponent = *rc::gen::inRange(-6, 7);
+  const int exponent = *rc::gen::inRange(-2, 2);
   const auto integers = *rc::gen::container<std::vector<int>>(n, rc::gen::inRange(-1000, 1001));
   std::vector<float> x;
   for (const int i : integers) x.push_back(std::ldexp(static_cast<float>(i), exponent));
@@ -82,7 +83,7 @@ RC_GTEST_PROP(AnyBlock, ErrorStaysUnderTheFormatsBound, ()) {
   float amax = 0;
   for (const float v : x) amax = std::max(amax, std::fabs(v));
   for (std::size_t i = 0; i < x.size(); ++i) {
-    RC_ASSERT(std::fabs(x[i] - y[i]) <= bound(f) * amax + 1e-3);  // small blocks: the step of a float16 or e4m3 scale
+    RC_ASSERT(std::fabs(x[i] - y[i]) <= bound(f) * amax);
   }
 }
 

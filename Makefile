@@ -1,0 +1,71 @@
+# Every target can be repeated at no cost; `make` alone lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+TORCH_ARGS ?=
+FUZZ_SECONDS ?= 600
+JOBS ?= $(shell scripts/jobs.sh)
+export PYTHON TORCH_ARGS SKIP_APT
+
+VENV_PYTHON := build/venv/bin/python
+SOURCES = $(shell find src include tools python tests examples bench -name '*.[ch]pp' -o -name '*.[ch]' 2>/dev/null)
+
+.PHONY: help setup build demo test bench format tidy asan ubsan tsan fuzz clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z ]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	echo
+	echo "Variables: PYTHON=python3      interpreter for build/venv, 3.11 or newer"
+	echo "           TORCH_ARGS='...'    extra pip arguments for torch, e.g. an index or folder with CPU builds of it"
+	echo "           JOBS=$(JOBS)              compilers and tests at once"
+	echo "           FUZZ_SECONDS=600    seconds for each target of make fuzz"
+	echo "           SKIP_APT=1          leave Debian packages alone"
+
+setup: ## install what is missing: Debian packages, build/venv
+	@scripts/setup.sh
+
+build: setup ## build library, command line, Python package and tests into build/release
+	@[ build/release/build.ninja -nt CMakePresets.json ] || cmake --preset release
+	cmake --build --preset release --parallel $(JOBS)
+	installed=build/release/python-installed
+	if [ ! $$installed -nt pyproject.toml ] || [ ! $$installed -nt build/venv/.requirements ]; then
+	  cmake --build --preset release --target mpfa_python_develop
+	  touch $$installed
+	fi
+
+demo: build ## measure the recipes on a real model, about ten minutes; writes build/demo/report.html
+	@$(VENV_PYTHON) -m mpfa.eval.demo
+
+test: build ## run all tests
+	@$(VENV_PYTHON) scripts/run_tests.py --jobs $(JOBS)
+
+bench: setup ## time decode, prefill and append; writes build/bench/bench.json
+	@pkg-config --exists benchmark || { echo "Google Benchmark is missing; install it: apt-get install libbenchmark-dev" >&2; exit 1; }
+	[ build/bench/build.ninja -nt CMakePresets.json ] || cmake --preset bench
+	cmake --build --preset bench --parallel $(JOBS) --target mpfa_bench
+	build/bench/bench/mpfa_bench --benchmark_out=build/bench/bench.json --benchmark_out_format=json
+
+format: ## format the C++ sources with clang-format
+	@command -v clang-format >/dev/null || { echo "clang-format is missing; install it: apt-get install clang-format" >&2; exit 1; }
+	clang-format -i $(SOURCES)
+
+tidy: build ## check src, include and tools with clang-tidy
+	@command -v run-clang-tidy >/dev/null || { echo "run-clang-tidy is missing; install it: apt-get install clang-tidy" >&2; exit 1; }
+	run-clang-tidy -quiet -p build/release -j $(JOBS) '$(CURDIR)/(src|tools)/.*\.cpp$$'
+
+asan ubsan tsan: setup ## C++ tests under one sanitizer
+	@[ build/$@/build.ninja -nt CMakePresets.json ] || cmake --preset $@
+	cmake --build --preset $@ --parallel $(JOBS)
+	ctest --preset $@ -j $(JOBS)
+
+fuzz: setup ## fuzz the parsers for FUZZ_SECONDS each (ten minutes)
+	@command -v clang++ >/dev/null || { echo "clang++ is missing; install it: apt-get install clang libclang-rt-dev" >&2; exit 1; }
+	scripts/fuzz.sh $(FUZZ_SECONDS)
+
+clean: ## remove what was built; build/venv and build/models stay
+	@shopt -s extglob
+	rm -rf build/!(venv|models)

@@ -1,0 +1,271 @@
+// Attention over key/value caches that belong to the caller: rotary embedding, append in place, attend in place.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <set>
+
+#include "cache/convert.hpp"
+#include "extension/bindings.hpp"
+#include "extension/runner.hpp"
+#include "extension/store.hpp"
+
+namespace mpfa::python {
+
+namespace {
+
+const char* format_of(DType t, const char* name) {
+  switch (t) {
+    case DType::f32: return "f32";
+    case DType::bf16: return "bf16";
+    case DType::f16: return "fp16";
+    default: fail("{} is {}; float32, bfloat16 or float16 is needed", name, dtype_text(t));
+  }
+}
+
+/// K or V of a cache [pages, page_size, kv_heads, d], read where it lies.
+OperandPages pages_of(const Array& x, const char* name) {
+  const auto size = static_cast<std::int64_t>(dtype_bytes(x.dtype));
+  if (x.shape[3] > 1 && x.stride[3] != 1) {
+    fail("{} has stride {} along the head dim; it must be 1: make the last dimension contiguous", name, x.stride[3]);
+  }
+  OperandPages pages;
+  pages.data = static_cast<const std::byte*>(x.data);
+  pages.data_page_stride = x.stride[0] * size;
+  pages.data_row_stride = x.stride[1] * size;
+  pages.data_head_stride = x.stride[2] * size;
+  return pages;
+}
+
+/// Which page of which cache row every token of the call lies in.
+struct Layout {
+  std::int64_t batch = 0, page_size = 0, columns = 0;
+  std::vector<std::int32_t> table;  // [batch, columns]
+};
+
+Layout layout_of(const Array& k_cache, nb::handle block_table, nb::handle batch_index, std::int64_t batch) {
+  Layout l;
+  l.page_size = k_cache.shape[1];
+  l.batch = batch;
+  if (!block_table.is_none()) {
+    const Array t = import_array(block_table, "block_table");
+    if (t.ndim != 2 || t.dtype != DType::i32 || t.shape[0] != batch) {
+      fail("block_table is {} of shape {}; int32 [{} sequences, pages] is needed", dtype_text(t.dtype), shape_text(t),
+           batch);
+    }
+    if (!batch_index.is_none()) fail("cache_batch_idx and block_table exclude each other; give one of them");
+    l.columns = t.shape[1];
+    for (std::int64_t b = 0; b < batch; ++b) {
+      for (std::int64_t c = 0; c < l.columns; ++c) {
+        l.table.push_back(static_cast<const std::int32_t*>(t.data)[b * t.stride[0] + c * t.stride[1]]);
+      }
+    }
+    return l;
+  }
+  l.columns = 1;
+  const auto index = import_integers(batch_index, "cache_batch_idx");
+  const std::int64_t rows = index ? static_cast<std::int64_t>(index->size()) : batch;
+  if (rows != batch || (!index && k_cache.shape[0] != batch)) {
+    fail("q has {} sequences, the cache has {} and cache_batch_idx {}; one cache row for each sequence is needed",
+         batch, k_cache.shape[0], index ? std::to_string(rows) : "is None");
+  }
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t row = index ? (*index)[b] : b;
+    if (row < 0 || row >= k_cache.shape[0]) {
+      fail("cache_batch_idx[{}] is {}; rows of the cache are in [0, {})", b, row, k_cache.shape[0]);
+    }
+    l.table.push_back(static_cast<std::int32_t>(row));
+  }
+  return l;
+}
+
+/// Refuses what a write could destroy: rows past the capacity, pages that do not exist or are written twice.
+void check_write(const Layout& l, const Array& cache, const std::vector<std::int64_t>& lengths, std::int64_t n) {
+  std::set<std::pair<std::int32_t, std::int64_t>> written;
+  for (std::int64_t b = 0; b < l.batch; ++b) {
+    for (std::int64_t t = lengths[b]; t < lengths[b] + n; ++t) {
+      const std::int32_t page = l.table[b * l.columns + t / l.page_size];
+      if (page < 0 || page >= cache.shape[0]) {
+        fail("block_table[{}, {}] is {}; page ids must be in [0, {})", b, t / l.page_size, page, cache.shape[0]);
+      }
+      if (!written.insert({page, t % l.page_size}).second) {
+        fail("sequences of the call append to the same slot {} of page {}; give every sequence its own",
+             t % l.page_size, page);
+      }
+    }
+  }
+}
+
+void write_rows(const Layout& l, const Array& x, const std::vector<std::int64_t>& lengths, const Array& cache) {
+  const auto size = dtype_bytes(x.dtype);
+  for (std::int64_t b = 0; b < l.batch; ++b) {
+    for (std::int64_t i = 0; i < x.shape[1]; ++i) {
+      const std::int64_t t = lengths[b] + i;
+      const std::int64_t page = l.table[b * l.columns + t / l.page_size];
+      for (std::int64_t h = 0; h < x.shape[2]; ++h) {
+        const auto from = b * x.stride[0] + i * x.stride[1] + h * x.stride[2];
+        const auto to = page * cache.stride[0] + t % l.page_size * cache.stride[1] + h * cache.stride[2];
+        copy_row(x, from, x.stride[3], static_cast<char*>(cache.data) + to * static_cast<std::int64_t>(size));
+      }
+    }
+  }
+}
+
+void check_new_rows(const Array& x, const char* name, const Array& cache, std::int64_t batch, std::int64_t rows) {
+  if (x.dtype == cache.dtype && x.shape[0] == batch && x.shape[1] == rows && x.shape[2] == cache.shape[2] &&
+      x.shape[3] == cache.shape[3]) {
+    return;
+  }
+  fail("{} is {} of shape {}; {} (the cache's) [{}, {}, {}, {}] is needed", name, dtype_text(x.dtype), shape_text(x),
+       dtype_text(cache.dtype), batch, rows, cache.shape[2], cache.shape[3]);
+}
+
+/// k_cache, v_cache [rows, capacity, kv_heads, d] or, with block_table, [pages, page_size, kv_heads, d]. lengths: keys
+/// of each sequence before the new rows k, v [batch, n, kv_heads, d] (or None), which are written in place.
+void attend_kvcache(nb::handle q, nb::handle out, nb::handle lse, float softmax_scale, float softcap, bool causal,
+                    std::int64_t window_left, std::int64_t window_right, nb::object sinks, nb::object mask,
+                    nb::object alibi_slopes, nb::object cu_seqlens_q, int threads, nb::handle k_cache,
+                    nb::handle v_cache, nb::handle k, nb::handle v, nb::handle lengths, nb::handle block_table,
+                    nb::handle batch_index) {
+  const bool appends = !k.is_none();
+  if (appends != !v.is_none()) fail("k and v belong together; give both or neither");
+  const Array kc = import_rows(k_cache, "k_cache", false, appends);
+  const Array vc = import_rows(v_cache, "v_cache", false, appends);
+  for (int i = 0; i < 3; ++i) {
+    if (kc.shape[i] != vc.shape[i]) {
+      fail("k_cache has shape {}, v_cache {}; all but the last must be equal", shape_text(kc), shape_text(vc));
+    }
+  }
+  AttentionProblem problem;
+  const std::int64_t q_heads = import_rows(q, "q", !cu_seqlens_q.is_none()).shape[2];
+  const CallOptions options{softmax_scale,
+                            softcap,
+                            causal,
+                            window_left,
+                            window_right,
+                            std::move(sinks),
+                            std::move(mask),
+                            std::move(alibi_slopes),
+                            std::move(cu_seqlens_q),
+                            threads};
+  Call call;
+  import_call(q, out, lse, options, q_heads, call);
+  problem.recipe = take(parse_recipe(fmt::format("q={},k={},v={},p=f32", format_of(call.q.dtype, "q"),
+                                                 format_of(kc.dtype, "k_cache"), format_of(vc.dtype, "v_cache"))));
+  problem.q_heads = q_heads;
+  problem.kv_heads = kc.shape[2];
+  problem.head_dim = kc.shape[3];
+  problem.head_dim_v = vc.shape[3];
+  problem.page_size = kc.shape[1];
+  if (kc.shape[0] < 1 || kc.shape[1] < 1) fail("k_cache has shape {}; it has room for no token", shape_text(kc));
+
+  const Layout layout = layout_of(kc, block_table, batch_index, call.key.batch);
+  const std::int64_t capacity = layout.columns * layout.page_size;
+  const std::vector<std::int64_t> before =
+      import_integers(lengths, "cache_seqlens").value_or(std::vector<std::int64_t>(layout.batch, capacity));
+  if (static_cast<std::int64_t>(before.size()) != layout.batch) {
+    fail("cache_seqlens has {} entries; one for each of the {} sequences is needed", before.size(), layout.batch);
+  }
+  std::optional<Array> new_k, new_v;
+  if (appends) {
+    new_k = import_rows(k, "k", false);
+    new_v = import_rows(v, "v", false);
+    check_new_rows(*new_k, "k", kc, layout.batch, new_k->shape[1]);
+    check_new_rows(*new_v, "v", vc, layout.batch, new_k->shape[1]);
+  }
+  const std::int64_t added = appends ? new_k->shape[1] : 0;
+  std::vector<std::int64_t> after = before;
+  for (std::int64_t b = 0; b < layout.batch; ++b) {
+    if (before[b] < 0 || before[b] > capacity - added) {
+      fail("cache_seqlens[{}] is {} and {} tokens are appended; the cache holds {} tokens per sequence", b, before[b],
+           added, capacity);
+    }
+    after[b] += added;
+  }
+
+  CacheView& view = call.tensors.cache;
+  view.k_format = problem.recipe.k;
+  view.v_format = problem.recipe.v;
+  view.num_pages = kc.shape[0];
+  view.page_size = problem.page_size;
+  view.kv_heads = problem.kv_heads;
+  view.head_dim = problem.head_dim;
+  view.head_dim_v = problem.head_dim_v;
+  view.k = pages_of(kc, "k_cache");
+  view.v = pages_of(vc, "v_cache");
+  view.group = std::max<std::int64_t>(1, q_heads / std::max<std::int64_t>(1, problem.kv_heads));
+  view.page_table = layout.table.data();
+  view.page_table_stride = layout.columns;
+  view.lengths = after.data();
+  call.key.max_kv = capacity;
+
+  nb::gil_scoped_release released;
+  Runner runner(std::move(problem));
+  check(runner.prepare(call.key, call.tensors));  // everything is checked before the first write
+  if (appends) {
+    check_write(layout, kc, before, added);
+    write_rows(layout, *new_k, before, kc);
+    write_rows(layout, *new_v, before, vc);
+  }
+  check(runner.run(call.key, call.tensors));
+}
+
+/// Rotates x [batch, rows, heads, d] (f32, bf16, f16) to out of the same shape and dtype. Row i of sequence b is at
+/// position offsets[b] + i (or offsets[b] for every row unless `advance`). cos, sin [positions, rotary_dim / 2].
+void rotary(nb::handle x, nb::handle out, nb::handle cos, nb::handle sin, nb::handle offsets, bool interleaved,
+            bool advance) {
+  const Array in = import_rows(x, "x", false);
+  const Array to = import_rows(out, "out", false, true);
+  const Array c = import_array(cos, "rotary_cos"), s = import_array(sin, "rotary_sin");
+  const std::int64_t half = c.shape[1], d = in.shape[3];
+  if (c.ndim != 2 || s.ndim != 2 || c.shape != s.shape || half < 1 || 2 * half > d || !is_float16_or_32(c.dtype) ||
+      s.dtype != c.dtype) {
+    fail(
+        "rotary_cos is {} of shape {}, rotary_sin {} of shape {}; both must be floating [positions, rotary_dim / 2] "
+        "with rotary_dim in [2, {}]",
+        dtype_text(c.dtype), shape_text(c), dtype_text(s.dtype), shape_text(s), d);
+  }
+  if (!is_float16_or_32(in.dtype)) fail("{} cannot be rotated; float32, bfloat16 or float16", dtype_text(in.dtype));
+  const auto first = import_integers(offsets, "cache_seqlens").value_or(std::vector<std::int64_t>{});
+  if (static_cast<std::int64_t>(first.size()) != in.shape[0]) {
+    fail("cache_seqlens has {} entries; one for each of the {} sequences is needed", first.size(), in.shape[0]);
+  }
+  for (const std::int64_t f : first) {
+    const std::int64_t last = f + (advance ? in.shape[1] : 1) - 1;
+    if (f < 0 || (in.shape[1] > 0 && last >= c.shape[0])) {
+      fail("position {} has no row in rotary_cos, which has {}; pass a longer table", f < 0 ? f : last, c.shape[0]);
+    }
+  }
+  nb::gil_scoped_release released;
+  std::vector<float> row(static_cast<std::size_t>(d)), cosines(static_cast<std::size_t>(half)), sines(cosines);
+  for (std::int64_t b = 0; b < in.shape[0]; ++b) {
+    for (std::int64_t i = 0; i < in.shape[1]; ++i) {
+      const std::int64_t position = first[b] + (advance ? i : 0);
+      load_row(c.data, c.dtype, position * c.stride[0], c.stride[1], half, cosines.data());
+      load_row(s.data, s.dtype, position * s.stride[0], s.stride[1], half, sines.data());
+      for (std::int64_t h = 0; h < in.shape[2]; ++h) {
+        load_row(in.data, in.dtype, b * in.stride[0] + i * in.stride[1] + h * in.stride[2], in.stride[3], d,
+                 row.data());
+        for (std::int64_t j = 0; j < half; ++j) {
+          float& a = row[interleaved ? 2 * j : j];
+          float& z = row[interleaved ? 2 * j + 1 : j + half];
+          const float turned = a * cosines[j] - z * sines[j];
+          z = a * sines[j] + z * cosines[j];
+          a = turned;
+        }
+        store_row(row.data(), d, to, b * to.stride[0] + i * to.stride[1] + h * to.stride[2], to.stride[3]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void bind_kvcache(nb::module_& m) {
+  const auto any = nb::arg().none();
+  m.def("attend_kvcache", &attend_kvcache, any, any, any, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), any,
+        any, any, any, nb::arg(), any, any, any, any, any, any, any);
+  m.def("rotary", &rotary, any, any, any, any, any, nb::arg(), nb::arg());
+}
+
+}  // namespace mpfa::python

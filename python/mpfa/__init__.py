@@ -1,0 +1,72 @@
+"""Attention with 4- and 8-bit operands on packed, paged KV caches.
+
+    cache = mpfa.PagedCache("mxfp4", q_heads=32, kv_heads=8, head_dim=128)
+    cache.append(k, v)
+    out = cache.attend(q)
+
+Tensors are NumPy arrays, torch tensors or anything with `__dlpack__`, on the CPU; results are of the
+kind that came in. Inputs are never modified, except by `flash_attn_with_kvcache`, whose contract is to
+append in place. Bad input raises `MpfaError` (a `ValueError`) that says what is allowed.
+"""
+
+from pkgutil import extend_path
+
+# The extension may lie in a build folder of its own that is on the search path too.
+__path__ = extend_path(__path__, __name__)
+
+from mpfa.version import __version__
+
+try:
+    from mpfa import _core
+except ImportError as error:
+    raise ImportError(
+        f"mpfa: the compiled extension mpfa._core cannot be loaded ({error}); build it for this Python with "
+        "`cmake -S . -B build/release -DMPFA_BUILD_PYTHON=ON` and `cmake --build build/release --target "
+        "mpfa_python_develop`"
+    ) from error
+if _core.version() != __version__:
+    raise ImportError(
+        f"mpfa: the Python files are version {__version__}, the compiled extension is {_core.version()}; "
+        "rebuild the extension"
+    )
+
+from mpfa.attention import Support, attend, merge_states, supports
+from mpfa.cache import PagedCache
+from mpfa.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from mpfa.formats import (
+    QuantizedTensor,
+    bytes_per_token,
+    dequantize,
+    format_description,
+    formats,
+    quantize,
+    recipe_source,
+    recipe_text,
+    recipes,
+)
+
+MpfaError = _core.MpfaError
+MpfaError.__module__ = "mpfa"
+MpfaError.__doc__ = "Input that a call does not accept; the text says what was given, what is allowed, what to do."
+
+__all__ = [
+    "MpfaError",
+    "PagedCache",
+    "QuantizedTensor",
+    "Support",
+    "__version__",
+    "attend",
+    "bytes_per_token",
+    "dequantize",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "format_description",
+    "formats",
+    "merge_states",
+    "quantize",
+    "recipe_source",
+    "recipe_text",
+    "recipes",
+    "supports",
+]

@@ -1,0 +1,194 @@
+"""PagedCache: packed keys and values of a batch of sequences."""
+
+from __future__ import annotations
+
+from mpfa import _core
+from mpfa.arguments import core_options, integer, text
+from mpfa.arrays import kind_of, plain, require_float
+
+
+def _int32_max(x: int, name: str, most: int = 2**31 - 1) -> int:
+    if x > most:
+        raise _core.MpfaError(f"{name} is {x}; at most {most} is allowed")
+    return x
+
+
+class PagedCache:
+    """Keys and values of `batch` sequences, quantised as the recipe says when they are appended.
+
+    recipe       "mxfp4", "mpfa", "k=nvfp4,v=fp8_e4m3,..." (see `mpfa.recipes()`)
+    page_size    tokens of a page, 1 to 4096
+    capacity     tokens per sequence that the page pool holds; None lets it grow by itself, otherwise only
+                 `reserve` makes it larger and an append without room raises and changes nothing
+    k_mean       [kv_heads, head_dim], q_mean [q_heads, head_dim], v_mean [kv_heads, head_dim_v]: calibrated
+                 means for recipes with centre, q_centre, v_mean = static
+    k_scale      [kv_heads], v_scale [kv_heads]: calibrated scales for formats that store none
+
+    One object may be used by several threads; calls on it run one after the other.
+    """
+
+    def __init__(
+        self,
+        recipe: str,
+        *,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        head_dim_v: int | None = None,
+        batch: int = 1,
+        page_size: int = 64,
+        capacity: int | None = None,
+        k_mean=None,
+        q_mean=None,
+        v_mean=None,
+        k_scale=None,
+        v_scale=None,
+    ) -> None:
+        self._batch = _int32_max(integer(batch, "batch", 1), "batch", 2**24)
+        self._head_dim = integer(head_dim, "head_dim", 1)
+        self._head_dim_v = self._head_dim if head_dim_v is None else integer(head_dim_v, "head_dim_v", 1)
+        self._q_heads = integer(q_heads, "q_heads", 1)
+        self._kv_heads = integer(kv_heads, "kv_heads", 1)
+        self._page_size = integer(page_size, "page_size", 1)
+        calibrated = {"k_mean": k_mean, "q_mean": q_mean, "v_mean": v_mean, "k_scale": k_scale, "v_scale": v_scale}
+        self._core = _core.Cache(
+            text(recipe, "recipe"),
+            self._q_heads,
+            self._kv_heads,
+            self._head_dim,
+            self._head_dim_v,
+            self._batch,
+            self._page_size,
+            -1 if capacity is None else integer(capacity, "capacity", 0),
+            *(None if x is None else plain(x, name) for name, x in calibrated.items()),
+        )
+        self.recipe: str = self._core.recipe()
+
+    def append(self, k, v, q=None, sequences=None, counts=None) -> None:
+        """Append k [n, s, kv_heads, head_dim] and v [n, s, kv_heads, head_dim_v] to n sequences.
+
+        sequences: ids of the n sequences (default: all, in order); counts: tokens of each row that are real
+        (default: all s). q [n, s, q_heads, head_dim] is read only by recipes with q_centre=mean, at the first
+        append of a sequence. float32, bfloat16 or float16. All or nothing.
+        """
+        self._core.append(
+            plain(k, "k"), plain(v, "v"), None if q is None else plain(q, "q"), sequences, counts
+        )
+
+    def attend(
+        self,
+        q,
+        *,
+        softmax_scale: float | None = None,
+        causal: bool = True,
+        window: tuple[int | None, int | None] = (-1, -1),
+        softcap: float = 0.0,
+        sinks=None,
+        mask=None,
+        alibi_slopes=None,
+        return_lse: bool = False,
+        cu_seqlens_q=None,
+        threads: int = 0,
+    ):
+        """Attention of q over everything appended.
+
+        q             [batch, s, q_heads, head_dim], or [total, q_heads, head_dim] with cu_seqlens_q [batch + 1];
+                      its rows are the last positions of their sequence (bottom-right alignment)
+        window        (left, right): row at position p sees keys p - left .. p + right; -1 is unlimited
+        softcap       > 0: logit = softcap * tanh(logit / softcap)
+        sinks         [q_heads]: one more logit per head, without a value
+        mask          bool (False = masked) or float32 (added): [s, keys] or [batch or 1, q_heads or 1, s, keys]
+        alibi_slopes  [q_heads]: logit -= slope * |p - j|
+
+        Returns out like q (with head_dim_v), and with return_lse also the log-sum-exp, float32 natural log,
+        [batch, q_heads, s] or [q_heads, total]. A row without keys gives 0 and -inf. threads: 0 for all.
+        """
+        kind = kind_of(q, "q")
+        shape = kind.shape(q)
+        options = core_options(
+            softmax_scale, softcap, causal, window, sinks, mask, alibi_slopes, cu_seqlens_q, threads
+        )
+        out = kind.empty((*shape[:-1], self._head_dim_v), require_float(kind.dtype(q), "q"))
+        lse = None
+        if return_lse:
+            lse = kind.empty(lse_shape(shape), "float32")
+        self._core.attend(plain(q, "q"), out, lse, *options)
+        return (kind.result(out), kind.result(lse)) if return_lse else kind.result(out)
+
+    def seal(self) -> None:
+        """End the 16-bit phase of recipes that have one (phase_switch); does nothing for others."""
+        self._core.seal()
+
+    def reserve(self, tokens: int) -> None:
+        """Make the pool hold at least `tokens` per sequence; contents and page ids stay."""
+        self._core.reserve(integer(tokens, "tokens", 0))
+
+    def free_sequence(self, sequence: int) -> None:
+        """Give the pages of a sequence back; its length becomes 0 and its measured means are forgotten."""
+        self._core.free_sequence(integer(sequence, "sequence", 0))
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy a page of the pool with codes, scales and rank-one terms."""
+        self._core.copy_page(integer(source, "source", 0), integer(target, "target", 0))
+
+    def set_pages(self, sequence: int, pages) -> None:
+        """Give the tokens of a sequence other page ids (its own or free ones), as many as it has now."""
+        self._core.set_pages(integer(sequence, "sequence", 0), pages)
+
+    @property
+    def batch(self) -> int:
+        return self._batch
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence."""
+        return tuple(self._core.lengths())
+
+    @property
+    def page_table(self) -> list[list[int]]:
+        """Ids of the pages of each sequence, in token order."""
+        return self._core.page_table()
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool."""
+        return self._core.num_pages()
+
+    @property
+    def free_pages(self) -> int:
+        return self._core.free_pages()
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Exact packed bytes of one token over all KV heads (codes, scales, rank-one terms)."""
+        return _core.bytes_per_token(
+            self.recipe, self._q_heads, self._kv_heads, self._head_dim, self._head_dim_v, self._page_size
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes in use now: used pages, tokens kept in 16 bits, means."""
+        return self._core.memory_bytes()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What the quantisers met: saturated elements, blocks flushed to zero, blocks with NaN or Inf."""
+        return dict(zip(("saturated", "flushed", "nonfinite"), self._core.counters()))
+
+    def __repr__(self) -> str:
+        return (
+            f"PagedCache({self.recipe!r}, q_heads={self._q_heads}, kv_heads={self._kv_heads}, "
+            f"head_dim={self._head_dim}, batch={self._batch}, lengths={list(self.lengths)})"
+        )
+
+
+def lse_shape(q_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the LSE for q [batch, s, heads, d] or [total, heads, d]."""
+    if len(q_shape) == 4:
+        return q_shape[0], q_shape[2], q_shape[1]
+    if len(q_shape) == 3:
+        return q_shape[1], q_shape[0]
+    raise _core.MpfaError(
+        f"q has shape {list(q_shape)}; [batch, rows, q_heads, head_dim] is needed, or [rows, q_heads, head_dim] "
+        "with cu_seqlens_q"
+    )

@@ -1,0 +1,1 @@
+"""The three forms of a report: terminal tables, JSON and one HTML page."""

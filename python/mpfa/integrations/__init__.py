@@ -1,0 +1,1 @@
+"""Adapters for libraries that run models."""

@@ -1,0 +1,265 @@
+"""Attention and packed KV cache for models of the `transformers` library.
+
+    from mpfa.integrations.transformers import MpfaCache, register
+    register()
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="mpfa")
+    cache = MpfaCache(model.config, recipe="mxfp4")
+    model.generate(**inputs, cache=cache)
+
+A layer's `update` runs before the attention function, which alone sees the queries. So `update` only
+parks the new keys and values on the layer and tags the key tensor with it; the attention function
+appends and attends in the packed cache. Nothing is ever unpacked as a whole. Layers with a sliding
+window keep all tokens; the window is applied when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
+
+import mpfa
+
+NAME = "mpfa"
+SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True)
+class StaticMeans:
+    """Calibrated float32 means of one layer, post-RoPE; only those that the recipe takes."""
+
+    k: torch.Tensor | None = None  # [kv_heads, d]
+    q: torch.Tensor | None = None  # [q_heads, d]
+    v: torch.Tensor | None = None  # [kv_heads, d_v]
+
+
+class MpfaLayer(CacheLayerMixin):
+    """The packed keys and values of one model layer."""
+
+    is_sliding = False
+
+    def __init__(self, recipe: str, means: StaticMeans | None = None, page_size: int = 64) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.means = means or StaticMeans()
+        self.page_size = page_size
+        self.packed: mpfa.PagedCache | None = None
+        self._length = 0
+        self._sealed = False
+        self._pending: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def lazy_initialization(self, key_states, value_states) -> None:
+        """Nothing to do: the packed cache is made when the number of query heads is known."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Park new post-RoPE keys and values [b, kv_heads, s, d] until the attention function runs."""
+        if self._pending is not None:
+            raise mpfa.MpfaError(
+                "MpfaCache: keys of an earlier step were never attended; load the model with "
+                f"attn_implementation='{NAME}' so that the cache and the attention function belong together"
+            )
+        tagged = key_states.view_as(key_states)
+        tagged.mpfa_layer = self
+        self._pending = (key_states, value_states)
+        return tagged, value_states
+
+    def attend(
+        self, query: torch.Tensor, scale: float | None, window: tuple[int, int], softcap: float, sinks
+    ) -> torch.Tensor:
+        """Append the parked tokens and attend; query [b, q_heads, s, d] -> output [b, s, q_heads, d_v]."""
+        if self._pending is None:
+            raise mpfa.MpfaError("MpfaCache: the attention function ran twice after one cache update")
+        (key, value), self._pending = self._pending, None
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (query, key, value))
+        if self.packed is None:
+            self.packed = self._create(q, k, v)
+            self.is_initialized = True
+        elif q.shape[1] == 1:
+            self.seal()
+        self.packed.append(k, v, q=q)
+        self._length += k.shape[1]
+        return self.packed.attend(q, softmax_scale=scale, causal=True, window=window, softcap=softcap, sinks=sinks)
+
+    def seal(self) -> None:
+        """End the 16-bit phase of recipes that have one. The first single-token step does it by itself."""
+        if self.packed is not None and not self._sealed:
+            self.packed.seal()
+            self._sealed = True
+
+    def _create(self, q, k, v) -> mpfa.PagedCache:
+        return mpfa.PagedCache(
+            self.recipe,
+            q_heads=q.shape[2],
+            kv_heads=k.shape[2],
+            head_dim=k.shape[3],
+            head_dim_v=v.shape[3],
+            batch=k.shape[0],
+            page_size=self.page_size,
+            k_mean=self.means.k,
+            q_mean=self.means.q,
+            v_mean=self.means.v,
+        )
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self._length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        """Forget everything, frozen means included."""
+        self.packed = None
+        self.is_initialized = False
+        self._length = 0
+        self._sealed = False
+        self._pending = None
+
+    def _refuse(self, what: str):
+        raise mpfa.MpfaError(
+            f"MpfaCache does not support {what}: packed pages are not copied between sequences; "
+            "use greedy search or sampling with num_beams=1 and without an assistant model"
+        )
+
+    def reorder_cache(self, beam_idx) -> None:
+        self._refuse("beam search")
+
+    def crop(self, tokens_to_remove: int) -> None:
+        self._refuse("removing tokens (assisted decoding)")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._refuse("repeating the batch")
+
+    def batch_select_indices(self, indices) -> None:
+        self._refuse("selecting from the batch")
+
+    def offload(self) -> None:
+        self._refuse("offloading")
+
+    def prefetch(self) -> None:
+        self._refuse("offloading")
+
+
+class MpfaCache(Cache):
+    """KV cache of a whole model that keeps every layer packed in the format of a recipe.
+
+    `static_means` (one entry per layer) belongs to recipes with centre=static.
+    """
+
+    def __init__(
+        self,
+        config,
+        recipe: str = "mxfp4",
+        *,
+        static_means: Sequence[StaticMeans] | None = None,
+        page_size: int = 64,
+    ) -> None:
+        text_config = config.get_text_config(decoder=True)
+        layer_types, _ = get_layer_types_and_kwargs(text_config)
+        unsupported = sorted(set(layer_types) - SUPPORTED_LAYER_TYPES)
+        if unsupported:
+            raise mpfa.MpfaError(
+                f"MpfaCache: layers of type {', '.join(unsupported)} are not supported; "
+                f"supported are {', '.join(sorted(SUPPORTED_LAYER_TYPES))}"
+            )
+        if static_means is not None and len(static_means) != len(layer_types):
+            raise mpfa.MpfaError(
+                f"MpfaCache: static_means has {len(static_means)} entries but the model has {len(layer_types)} layers"
+            )
+        mpfa.recipe_text(recipe)  # an unknown recipe fails here, not in the first forward pass
+        means = static_means or [None] * len(layer_types)
+        super().__init__(layers=[MpfaLayer(recipe, means=m, page_size=page_size) for m in means])
+        self.recipe = recipe
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Exact bytes that one token occupies, over all layers and KV heads."""
+        return sum(layer.packed.bytes_per_token for layer in self.layers if layer.packed is not None)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes allocated now, over all layers."""
+        return sum(layer.packed.memory_bytes for layer in self.layers if layer.packed is not None)
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Quantiser counters (saturated, flushed, nonfinite), summed over the layers."""
+        total = {"saturated": 0, "flushed": 0, "nonfinite": 0}
+        for layer in self.layers:
+            if layer.packed is not None:
+                for name, count in layer.packed.counters.items():
+                    total[name] = total.get(name, 0) + int(count)
+        return total
+
+    def seal(self) -> None:
+        """End the 16-bit phase of every layer; needed only when decode steps have several tokens."""
+        for layer in self.layers:
+            layer.seal()
+
+
+def mpfa_attention(
+    module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """The attention function of the name "mpfa"; query [b, q_heads, s, d] -> ([b, s, q_heads, d_v], None)."""
+    layer = getattr(key, "mpfa_layer", None)
+    if layer is None:
+        raise mpfa.MpfaError(
+            f"attn_implementation='{NAME}' needs a packed cache: pass cache=MpfaCache(model.config, recipe=...) "
+            "and leave use_cache on"
+        )
+    if attention_mask is not None:
+        raise mpfa.MpfaError(
+            f"attn_implementation='{NAME}' takes no mask tensor (shape {tuple(attention_mask.shape)} given); "
+            "only causal and sliding-window masks of equally long sequences are supported"
+        )
+    if dropout:
+        raise mpfa.MpfaError(f"attn_implementation='{NAME}' has no dropout; call model.eval() first")
+    if torch.is_grad_enabled() and query.requires_grad:
+        raise mpfa.MpfaError(
+            f"attn_implementation='{NAME}' is for inference: a packed cache has no gradient; "
+            "run the model under torch.no_grad() or torch.inference_mode()"
+        )
+    if kwargs.get("output_attentions"):
+        raise mpfa.MpfaError(f"attn_implementation='{NAME}' never forms the attention weights; drop output_attentions")
+    if not getattr(module, "is_causal", True):
+        raise mpfa.MpfaError(f"attn_implementation='{NAME}' supports causal attention only")
+    window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
+    return layer.attend(query, scaling, window, softcap or 0.0, s_aux), None
+
+
+def mpfa_mask(batch_size, q_length, kv_length, attention_mask=None, use_vmap=False, **kwargs) -> None:
+    """The mask function of the name "mpfa": always None, since the kernel builds causal and window masks.
+
+    `attention_mask` is the 2-D padding mask [b, kv_length]; `use_vmap` says that a model overlays
+    masks of its own (image blocks, bidirectional spans).
+    """
+    if attention_mask is not None and not bool(attention_mask.all()):
+        raise mpfa.MpfaError(
+            f"attn_implementation='{NAME}' does not support padded batches: the attention mask has zeros; "
+            "give sequences of equal length, or run them one by one"
+        )
+    if use_vmap or not kwargs.get("allow_is_causal_skip", True):
+        raise mpfa.MpfaError(
+            f"attn_implementation='{NAME}' does not support packed sequences or masks beyond causal and sliding window"
+        )
+
+
+def register() -> None:
+    """Make attn_implementation="mpfa" known to `transformers`; calling it again is harmless."""
+    AttentionInterface.register(NAME, mpfa_attention)
+    AttentionMaskInterface.register(NAME, mpfa_mask)
