@@ -14,6 +14,10 @@ export PYTHON TORCH_ARGS SKIP_APT
 VENV_PYTHON := build/venv/bin/python
 SOURCES = $(shell find src include tools python tests examples bench -name '*.[ch]pp' -o -name '*.[ch]' 2>/dev/null)
 
+# A preset is configured anew when the presets changed, or the interpreter that its extension is built for.
+configure = for newer in CMakePresets.json build/venv/pyvenv.cfg; do \
+	  [ build/$(1)/build.ninja -nt $$newer ] || { cmake --fresh --preset $(1); touch build/$(1)/build.ninja; }; done
+
 .PHONY: help setup build demo test bench format tidy asan ubsan tsan fuzz clean
 
 help: ## list the targets
@@ -29,7 +33,7 @@ setup: ## install what is missing: Debian packages, build/venv
 	@scripts/setup.sh
 
 build: setup ## build library, command line, Python package and tests into build/release
-	@[ build/release/build.ninja -nt CMakePresets.json ] || cmake --preset release
+	@$(call configure,release)
 	cmake --build --preset release --parallel $(JOBS)
 	installed=build/release/python-installed
 	if [ ! $$installed -nt pyproject.toml ] || [ ! $$installed -nt build/venv/.requirements ]; then
@@ -37,7 +41,7 @@ build: setup ## build library, command line, Python package and tests into build
 	  touch $$installed
 	fi
 
-demo: build ## measure the recipes on a real model, about ten minutes; writes build/demo/report.html
+demo: build ## measure the recipes on a real model, some minutes; writes build/demo/report.html
 	@$(VENV_PYTHON) -m mpfa.eval.demo
 
 test: build ## run all tests
@@ -45,7 +49,7 @@ test: build ## run all tests
 
 bench: setup ## time decode, prefill and append; writes build/bench/bench.json
 	@pkg-config --exists benchmark || { echo "Google Benchmark is missing; install it: apt-get install libbenchmark-dev" >&2; exit 1; }
-	[ build/bench/build.ninja -nt CMakePresets.json ] || cmake --preset bench
+	$(call configure,bench)
 	cmake --build --preset bench --parallel $(JOBS) --target mpfa_bench
 	build/bench/bench/mpfa_bench --benchmark_out=build/bench/bench.json --benchmark_out_format=json
 
@@ -58,7 +62,7 @@ tidy: build ## check src, include and tools with clang-tidy
 	run-clang-tidy -quiet -p build/release -j $(JOBS) '$(CURDIR)/(src|tools)/.*\.cpp$$'
 
 asan ubsan tsan: setup ## C++ tests under one sanitizer
-	@[ build/$@/build.ninja -nt CMakePresets.json ] || cmake --preset $@
+	@$(call configure,$@)
 	cmake --build --preset $@ --parallel $(JOBS)
 	ctest --preset $@ -j $(JOBS)
 

@@ -32,8 +32,7 @@ missing_debian_packages() {
 }
 
 install_debian_packages() {
-  command -v dpkg-query >/dev/null && command -v apt-get >/dev/null ||
-    die "this is not a Debian system (no apt-get); install the equivalents of scripts/debian-packages.txt and run make again with SKIP_APT=1"
+  [ -x "$(command -v dpkg-query)" ] || die "this is not a Debian system (no dpkg-query); install the equivalents of scripts/debian-packages.txt and run make again with SKIP_APT=1"
   local missing log=$LOGS/apt.log
   local as_root=()
   missing=$(missing_debian_packages)

@@ -186,8 +186,9 @@ typedef struct mpfa_problem {
   size_t struct_size;
   const mpfa_recipe* recipe; /* copied */
   int64_t batch;
-  int64_t max_q;  /* most query rows of a sequence */
-  int64_t max_kv; /* most keys of a sequence, now or later under the same plan */
+  int64_t max_q;   /* most query rows of a sequence */
+  int64_t total_q; /* ragged q: most rows of all sequences together; 0: batch * max_q */
+  int64_t max_kv;  /* most keys of a sequence, now or later under the same plan */
   int64_t q_heads, kv_heads, head_dim, head_dim_v, page_size;
   mpfa_dtype q_dtype, out_dtype;        /* f32, bf16, f16 */
   float softmax_scale;                  /* 0: 1 / sqrt(head_dim) */

@@ -62,6 +62,7 @@ void import_call(nb::handle q, nb::handle out, nb::handle lse, const CallOptions
     tensors.cu_seqlens_q = cu.data();
     key.batch = static_cast<std::int64_t>(cu.size()) - 1;
     key.max_q = 0;
+    key.total_q = call.q.shape[1];
     for (std::int64_t b = 0; b < key.batch; ++b) {
       if (cu[b + 1] < 0 || cu[b + 1] > call.q.shape[1]) {
         fail("cu_seqlens_q[{}] is {}; offsets into the {} rows of q are needed", b + 1, cu[b + 1], call.q.shape[1]);
@@ -104,6 +105,7 @@ Status Runner::plan_for(const PlanKey& key) {
   AttentionProblem p = problem_;
   p.batch = key.batch;
   p.max_q = key.max_q;
+  p.total_q = key.total_q;
   p.max_kv = key.max_kv;
   p.q_dtype = key.q_dtype;
   p.out_dtype = key.out_dtype;

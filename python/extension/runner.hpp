@@ -13,7 +13,7 @@ namespace mpfa::python {
 
 /// What a plan depends on beside recipe and head sizes.
 struct PlanKey {
-  std::int64_t batch = 1, max_q = 1, max_kv = 0;
+  std::int64_t batch = 1, max_q = 1, total_q = 0, max_kv = 0;
   DType q_dtype = DType::f32, out_dtype = DType::f32;
   float softmax_scale = 0.0F, softcap = 0.0F;
   bool causal = false, sinks = false, alibi = false;

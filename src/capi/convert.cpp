@@ -95,6 +95,7 @@ Result<AttentionProblem> to_problem(const char* call, const mpfa_problem* p) {
   problem.recipe = p->recipe->recipe;
   problem.batch = p->batch;
   problem.max_q = p->max_q;
+  problem.total_q = p->total_q;
   problem.max_kv = p->max_kv;
   problem.q_heads = p->q_heads;
   problem.kv_heads = p->kv_heads;

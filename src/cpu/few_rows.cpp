@@ -1,6 +1,8 @@
 #include "cpu/few_rows.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 
 #include "cpu/expand.hpp"
 #include "cpu/word_ops.hpp"
@@ -16,6 +18,13 @@ bool takes(const BlockFormat& f, std::int64_t head_dim) {
   const WordFormat w = word_format(f, head_dim);
   if (w.code == WordCode::none || head_dim % w.per_word != 0 || w.block % w.per_word != 0) return false;
   return word_ops_take(head_dim / w.per_word);
+}
+
+/// Adding the lowest bit of the exponent carries into the sign bit of |v| exactly for Inf and NaN.
+bool all_finite(const float* v, std::int64_t n) {
+  std::uint32_t carry = 0;
+  for (std::int64_t i = 0; i < n; ++i) carry |= (std::bit_cast<std::uint32_t>(v[i]) & 0x7FFFFFFFU) + 0x00800000U;
+  return (carry & 0x80000000U) == 0;
 }
 
 WordRows rows_of(const WordFormat& w, std::int64_t head_dim, const ConstPageBytes& page, std::int64_t slot,
@@ -56,8 +65,8 @@ void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
   for_page_runs(task, first, c, [&](const PageRun& run) {
     const ConstPageBytes page = cache.k.page(run.page, task.kv_head);
     // A factor that is NaN makes NaN scores of its own key only; selection by mask comes later.
-    static_cast<void>(formats::read_factors(cache.k_format, cache.head_dim, run.slot, run.count, page,
-                                            cache.k.global_scale(task.kv_head), s.factors, s.minima));
+    formats::read_factors(cache.k_format, cache.head_dim, run.slot, run.count, page, cache.k.global_scale(task.kv_head),
+                          s.factors, s.minima);
     word_scores(rows_of(w, cache.head_dim, page, run.slot, s.factors), run.count, task.count, s.q, s.s + run.column,
                 kKeyTile);
     for (std::int64_t r = 0; w.has_minimum && r < task.count; ++r) {
@@ -70,29 +79,25 @@ bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch&
   const CacheView& cache = task.tensors->cache;
   const std::int64_t dv = cache.head_dim_v;
   const WordFormat w = word_format(cache.v_format, dv);
-  const std::int64_t blocks = dv / w.block;
-  const std::int64_t row_bytes = dv / w.per_word * 4;
-  bool finite = true;
+  const std::int64_t floats = task.count * padded(dv);
+  float* const before = s.v;  // the tile of V is free until this one turns out to be needed
+  std::copy_n(s.packed.o, floats, before);
   for_page_runs(task, first, c, [&](const PageRun& run) {
     const ConstPageBytes page = cache.v.page(run.page, task.kv_head);
-    finite = formats::read_factors(cache.v_format, dv, run.slot, run.count, page, cache.v.global_scale(task.kv_head),
-                                   s.factors + run.column * blocks, s.minima + run.column) &&
-             formats::codes_finite(w.code, page.data + run.slot * page.data_row_stride, page.data_row_stride, row_bytes,
-                                   run.count) &&
-             finite;
-  });
-  if (!finite) return false;
-  for_page_runs(task, first, c, [&](const PageRun& run) {
-    const ConstPageBytes page = cache.v.page(run.page, task.kv_head);
-    word_accumulate(rows_of(w, dv, page, run.slot, s.factors + run.column * blocks), run.count, task.count,
-                    s.s + run.column, kKeyTile, s.packed.o, padded(dv));
+    formats::read_factors(cache.v_format, dv, run.slot, run.count, page, cache.v.global_scale(task.kv_head), s.factors,
+                          s.minima + run.column);
+    word_accumulate(rows_of(w, dv, page, run.slot, s.factors), run.count, task.count, s.s + run.column, kKeyTile,
+                    s.packed.o, padded(dv));
   });
   for (std::int64_t r = 0; w.has_minimum && r < task.count; ++r) {
     float sum = 0.0F;
     for (std::int64_t j = c.begin; j < c.end; ++j) sum += s.s[r * kKeyTile + j] * s.minima[j];
     for (std::int64_t i = 0; i < dv; ++i) s.packed.o[r * padded(dv) + i] += sum;
   }
-  return true;
+  // A NaN or Inf in V shows in o even where its weight is 0, so the codes need no look of their own.
+  if (all_finite(s.packed.o, floats)) return true;
+  std::copy_n(before, floats, s.packed.o);
+  return false;
 }
 
 void restore_channels(const Task& task, Scratch& s) {

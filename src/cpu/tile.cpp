@@ -7,6 +7,7 @@
 
 #include "attention/logit.hpp"
 #include "attention/sequences.hpp"
+#include "cache/convert.hpp"
 #include "cpu/expand.hpp"
 #include "cpu/few_rows.hpp"
 #include "cpu/round_p.hpp"
@@ -42,20 +43,31 @@ bool all_finite(const float* v, std::int64_t n) {
   return worst != kExponent;
 }
 
+/// x[j] += dS of the keys in `c`, for the row's query head.
+void add_rank_one(const Task& task, const Row& row, std::int64_t first, KeyRange c, float* x) {
+  const CacheView& cache = task.tensors->cache;
+  const std::int64_t member = row.head - task.kv_head * cache.group;
+  for_page_runs(task, first, c, [&](const PageRun& run) {
+    const std::int64_t at = run.page * cache.rank_one_page_stride + task.kv_head * cache.rank_one_head_stride +
+                            run.slot * cache.group + member;
+    float* out = x + run.column;
+    if (cache.rank_one_wide) {
+      const float* from = static_cast<const float*>(cache.rank_one) + at;
+      for (std::int64_t j = 0; j < run.count; ++j) out[j] += from[j * cache.group];
+    } else {
+      const std::uint16_t* from = static_cast<const std::uint16_t*>(cache.rank_one) + at;
+      for (std::int64_t j = 0; j < run.count; ++j) out[j] += bf16_to_float(from[j * cache.group]);
+    }
+  });
+}
+
 /// Products to log2-domain logits of one row, -inf where the row does not see the key.
 void finish_scores(const Task& task, const Row& row, std::int64_t first, Source source, const Visible& seen, float* x) {
   const AttentionProblem& p = *task.problem;
   const AttentionTensors& t = *task.tensors;
   const CacheView& cache = t.cache;
   const float scale = softmax_scale(p);
-  if (source == Source::pages && cache.rank_one != nullptr) {
-    const std::int32_t* table = cache.page_table + task.sequence * cache.page_table_stride;
-    const std::int64_t member = row.head - task.kv_head * cache.group;
-    for (std::int64_t j = seen.part[0].begin; j < seen.part[0].end; ++j) {
-      const std::int64_t key = first + j;
-      x[j] += cache.rank_one_at(table[key / cache.page_size], task.kv_head, key % cache.page_size, member);
-    }
-  }
+  if (source == Source::pages && cache.rank_one != nullptr) add_rank_one(task, row, first, seen.part[0], x);
   const bool plain = p.recipe.logit_cap <= 0.0F && p.softcap <= 0.0F && !p.alibi && p.mask == MaskTensor::none;
   if (plain) {
     row_scale(x, scale * static_cast<float>(kLog2E), kKeyTile);

@@ -17,34 +17,74 @@ constexpr int kRowsAtOnce = HWY_TARGET <= HWY_AVX3 ? 4 : 2;  // accumulators tha
 
 #include "cpu/word_codecs-inl.hpp"
 
-/// Indices that spread the factors of a chunk of words over its lanes.
+/// Spreads the factors of a row over the lanes of its chunks. No integer division: it would cost as much as a key.
 template <std::size_t kLanes>
-HWY_INLINE auto spread_indices(std::int64_t block_words) {
-  const hn::CappedTag<float, kLanes> d;
-  HWY_ALIGN std::int32_t lane[kLanes];
-  for (std::size_t i = 0; i < kLanes; ++i) {
-    lane[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) / block_words);
+class Spread {
+ public:
+  using D = hn::CappedTag<float, kLanes>;
+
+  explicit Spread(const WordRows& x)
+      : wide_(x.block_words >= static_cast<std::int64_t>(kLanes)),
+        inverse_(1.0F / static_cast<float>(x.block_words)),
+        indices_(hn::IndicesFromVec(
+            D(), hn::ConvertTo(hn::RebindToSigned<D>(), hn::Mul(hn::Iota(D(), 0.5F), hn::Set(D(), inverse_))))) {}
+
+  /// Block of a word of a row.
+  HWY_INLINE std::int64_t block(std::int64_t word) const {
+    return static_cast<std::int64_t>((static_cast<float>(word) + 0.5F) * inverse_);
   }
-  return hn::SetTableIndices(d, lane);
+  /// Factor of every lane of the chunk that starts at *factor.
+  HWY_INLINE hn::Vec<D> operator()(const float* factor) const {
+    if (wide_) return hn::Set(D(), *factor);
+    return hn::TableLookupLanes(hn::LoadU(D(), factor), indices_);  // factors are padded: kFactorPadding
+  }
+
+ private:
+  bool wide_;
+  float inverse_;
+  decltype(hn::IndicesFromVec(D(), hn::Zero(hn::RebindToSigned<D>()))) indices_;
+};
+
+/// Sum of the blocks of four lanes.
+template <class D>
+HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> sum_of_blocks(D d, hn::Vec<D> x) {
+  const hn::Half<D> half;
+  const auto sum = hn::Add(hn::LowerHalf(half, x), hn::UpperHalf(half, x));
+  if constexpr (hn::MaxLanes(half) == 4) {
+    return sum;
+  } else {
+    return sum_of_blocks(half, sum);
+  }
 }
 
-/// Factor of every lane of chunk `first_word` of a row.
-template <std::size_t kLanes, class Indices>
-HWY_INLINE auto spread(const WordRows& x, std::int64_t key, std::int64_t first_word, const Indices& indices) {
-  const hn::CappedTag<float, kLanes> d;
-  const std::int64_t blocks = x.words / x.block_words;
-  const float* row = x.factors + key * blocks + first_word / x.block_words;
-  if (x.block_words >= static_cast<std::int64_t>(kLanes)) return hn::Set(d, *row);
-  return hn::TableLookupLanes(hn::LoadU(d, row), indices);  // factors are padded: kFactorPadding
+/// s[j] = sum of the lanes of t[j]. Transposing while adding takes a third of the steps of kKeys sums, and every key is
+/// summed in the same order wherever it stands.
+template <class D, int kKeys, class V = hn::Vec<D>>
+HWY_INLINE void store_sums(D d, const V (&t)[kKeys], float* s) {
+  constexpr auto at = [](int j) { return j % kKeys; };
+  const hn::Repartition<double, D> pairs;
+  const auto ab = hn::Add(hn::InterleaveLower(d, t[at(0)], t[at(1)]), hn::InterleaveUpper(d, t[at(0)], t[at(1)]));
+  const auto cd = hn::Add(hn::InterleaveLower(d, t[at(2)], t[at(3)]), hn::InterleaveUpper(d, t[at(2)], t[at(3)]));
+  const auto low = hn::InterleaveLower(pairs, hn::BitCast(pairs, ab), hn::BitCast(pairs, cd));
+  const auto high = hn::InterleaveUpper(pairs, hn::BitCast(pairs, ab), hn::BitCast(pairs, cd));
+  const hn::CappedTag<float, 4> four;
+  const auto sums = sum_of_blocks(d, hn::Add(hn::BitCast(d, low), hn::BitCast(d, high)));
+  if constexpr (kKeys == 4) {
+    hn::StoreU(sums, four, s);
+  } else {
+    HWY_ALIGN float all[4];
+    hn::Store(sums, four, all);
+    for (int j = 0; j < kKeys; ++j) s[j] = all[j];
+  }
 }
 
 template <std::size_t kLanes, class Codec, int kRows, int kKeys>
-HWY_INLINE void score_block(const WordRows& k, std::int64_t key, const Codec& codec, const float* q, float* s,
-                            std::int64_t s_stride) {
+HWY_INLINE void score_block(const WordRows& k, std::int64_t key, const Codec& codec, const Spread<kLanes>& spread,
+                            const float* q, float* s, std::int64_t s_stride) {
   using V = typename Codec::V;
   const typename Codec::D d;
   const hn::RebindToUnsigned<typename Codec::D> du;
-  const auto indices = spread_indices<kLanes>(k.block_words);
+  const std::int64_t blocks = spread.block(k.words);
   V total[kRows][kKeys];
   for (auto& row : total) {
     for (auto& t : row) t = hn::Zero(d);
@@ -67,23 +107,23 @@ HWY_INLINE void score_block(const WordRows& k, std::int64_t key, const Codec& co
         for (int j = 0; j < kKeys; ++j) acc[r][j] = hn::MulAdd(x, element[j], acc[r][j]);
       }
     }
+    const float* factors = k.factors + key * blocks + spread.block(w);
     for (int j = 0; j < kKeys; ++j) {
-      const auto factor = spread<kLanes>(k, key + j, w, indices);
+      const auto factor = spread(factors + j * blocks);
       for (int r = 0; r < kRows; ++r) total[r][j] = hn::MulAdd(acc[r][j], factor, total[r][j]);
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int j = 0; j < kKeys; ++j) s[r * s_stride + key + j] = hn::GetLane(hn::SumOfLanes(d, total[r][j]));
-  }
+  for (int r = 0; r < kRows; ++r) store_sums(d, total[r], s + r * s_stride + key);
 }
 
 template <std::size_t kLanes, class Codec, int kRows>
 void score_rows(const WordRows& k, std::int64_t keys, const float* q, float* s, std::int64_t s_stride) {
   const Codec codec(k.table);
+  const Spread<kLanes> spread(k);
   constexpr int kKeys = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
   std::int64_t j = 0;
-  for (; j + kKeys <= keys; j += kKeys) score_block<kLanes, Codec, kRows, kKeys>(k, j, codec, q, s, s_stride);
-  for (; j < keys; ++j) score_block<kLanes, Codec, kRows, 1>(k, j, codec, q, s, s_stride);
+  for (; j + kKeys <= keys; j += kKeys) score_block<kLanes, Codec, kRows, kKeys>(k, j, codec, spread, q, s, s_stride);
+  for (; j < keys; ++j) score_block<kLanes, Codec, kRows, 1>(k, j, codec, spread, q, s, s_stride);
 }
 
 template <std::size_t kLanes, class Codec, int kRows>
@@ -94,8 +134,10 @@ void accumulate_rows(const WordRows& v, std::int64_t keys, const float* p, std::
   const typename Codec::D d;
   const hn::RebindToUnsigned<typename Codec::D> du;
   const Codec codec(v.table);
-  const auto indices = spread_indices<kLanes>(v.block_words);
+  const Spread<kLanes> spread(v);
+  const std::int64_t blocks = spread.block(v.words);
   for (std::int64_t w = 0; w < v.words; w += kLanes) {
+    const float* factors = v.factors + spread.block(w);
     for (int first = 0; first < Codec::kPerWord; first += kCodes) {
       typename Codec::V acc[kRows][kCodes];
       for (int r = 0; r < kRows; ++r) {
@@ -104,7 +146,7 @@ void accumulate_rows(const WordRows& v, std::int64_t keys, const float* p, std::
       for (std::int64_t j = 0; j < keys; ++j) {
         auto words = hn::LoadU(du, reinterpret_cast<const std::uint32_t*>(v.codes + j * v.row_stride) + w);
         if (first != 0) words = hn::ShiftRight<16>(words);
-        const auto factor = spread<kLanes>(v, j, w, indices);
+        const auto factor = spread(factors + j * blocks);
         typename Codec::V weight[kRows];
         for (int r = 0; r < kRows; ++r) weight[r] = hn::Mul(hn::Set(d, p[r * p_stride + j]), factor);
         for (int n = 0; n < kCodes; ++n) {

@@ -41,19 +41,6 @@ std::array<float, 256> make_scale_table() {
 template <class Scale>
 const std::array<float, 256> kScaleTable = make_scale_table<Scale>();
 
-template <class Word>
-bool none_has_all(const std::byte* rows, std::int64_t row_stride, std::int64_t row_bytes, std::int64_t count,
-                  Word mask) {
-  bool found = false;
-  for (std::int64_t r = 0; r < count; ++r) {
-    const auto* row = reinterpret_cast<const Word*>(rows + r * row_stride);
-    for (std::int64_t i = 0; i < row_bytes / static_cast<std::int64_t>(sizeof(Word)); ++i) {
-      found |= (row[i] & mask) == mask;
-    }
-  }
-  return !found;
-}
-
 }  // namespace
 
 WordFormat word_format(const BlockFormat& f, std::int64_t head_dim) {
@@ -70,47 +57,33 @@ WordFormat word_format(const BlockFormat& f, std::int64_t head_dim) {
   return w;
 }
 
-bool read_factors(const BlockFormat& f, std::int64_t head_dim, std::int64_t slot, std::int64_t count,
+void read_factors(const BlockFormat& f, std::int64_t head_dim, std::int64_t slot, std::int64_t count,
                   ConstPageBytes page, float global, float* factors, float* minima) {
   const FactorContext context{global, std::sqrt(static_cast<float>(head_dim))};
   const std::int64_t blocks = head_dim / channels_per_block(f, head_dim);
   const std::int64_t n = count * blocks;
   visit_format(f, [&]<class Codec, class Scale>() {
-    for (std::int64_t t = 0; t < count; ++t) {
+    // Rows that adjoin are read as one: a loop over the few scales of a token is mostly overhead.
+    const bool adjoin = f.block_keys == 1 && page.scale_row_stride == blocks * Scale::kBytes;
+    const std::int64_t rows = adjoin ? 1 : count;
+    const std::int64_t in_row = adjoin ? n : blocks;
+    for (std::int64_t t = 0; t < rows; ++t) {
       const std::byte* row = page.scales;
       if constexpr (Scale::kBytes != 0) row += (slot + t) / f.block_keys * page.scale_row_stride;
       float* out = factors + t * blocks;
-      for (std::int64_t b = 0; b < blocks; ++b) {
+      for (std::int64_t b = 0; b < in_row; ++b) {
         if constexpr (Scale::kBytes == 1) {
           out[b] = kScaleTable<Scale>[static_cast<std::uint8_t>(row[b])];
         } else {
           const BlockFactor factor = Scale::read(row + b * Scale::kBytes, context);
           out[b] = factor.factor;
-          if constexpr (std::is_same_v<Scale, F16ZeroScale>) minima[t] = factor.minimum;
+          if constexpr (std::is_same_v<Scale, F16ZeroScale>) minima[t + b] = factor.minimum;
         }
       }
     }
   });
   if (f.scale == ScaleType::e4m3 && global != 1.0F) {
     for (std::int64_t i = 0; i < n; ++i) factors[i] *= global;
-  }
-  bool finite = true;
-  for (std::int64_t i = 0; i < n; ++i) finite &= factors[i] - factors[i] == 0.0F;
-  if (f.scale == ScaleType::f16_zero) {
-    for (std::int64_t t = 0; t < count; ++t) finite &= minima[t] - minima[t] == 0.0F;
-  }
-  return finite;
-}
-
-bool codes_finite(WordCode code, const std::byte* rows, std::int64_t row_stride, std::int64_t row_bytes,
-                  std::int64_t count) {
-  switch (code) {
-    case WordCode::e4m3: return none_has_all<std::uint8_t>(rows, row_stride, row_bytes, count, 0x7F);
-    case WordCode::e5m2: return none_has_all<std::uint8_t>(rows, row_stride, row_bytes, count, 0x7C);
-    case WordCode::bf16: return none_has_all<std::uint16_t>(rows, row_stride, row_bytes, count, 0x7F80);
-    case WordCode::f16: return none_has_all<std::uint16_t>(rows, row_stride, row_bytes, count, 0x7C00);
-    case WordCode::f32: return none_has_all<std::uint32_t>(rows, row_stride, row_bytes, count, 0x7F800000);
-    default: return true;
   }
 }
 

@@ -21,12 +21,7 @@ struct WordFormat {
 [[nodiscard]] WordFormat word_format(const BlockFormat& f, std::int64_t head_dim);
 
 /// Factors [count, head_dim / block] of slots [slot, slot + count), and their minima [count] for formats that have one.
-/// False when one of them is not finite.
-[[nodiscard]] bool read_factors(const BlockFormat& f, std::int64_t head_dim, std::int64_t slot, std::int64_t count,
-                                ConstPageBytes page, float global, float* factors, float* minima);
-
-/// True when no code of the rows is a NaN or Inf.
-[[nodiscard]] bool codes_finite(WordCode code, const std::byte* rows, std::int64_t row_stride, std::int64_t row_bytes,
-                                std::int64_t count);
+void read_factors(const BlockFormat& f, std::int64_t head_dim, std::int64_t slot, std::int64_t count,
+                  ConstPageBytes page, float global, float* factors, float* minima);
 
 }  // namespace mpfa::formats

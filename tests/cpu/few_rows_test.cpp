@@ -1,0 +1,60 @@
+// Decode with NaN and Inf among the values: they reach the rows that see them, and no other.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "tests/support/problems.hpp"
+
+namespace mpfa::test {
+namespace {
+
+constexpr std::int64_t kKeys = 100, kRows = 3, kDim = 64;
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+/// Causal attention of the last kRows positions, [kRows, kDim], with `value` in channel 5 of the last token of V.
+std::vector<double> attend_with(const Implementation& implementation, const std::string& text, float value) {
+  Tensor k = gaussian({1, kKeys, 1, kDim}, 1);
+  Tensor v = gaussian({1, kKeys, 1, kDim}, 2);
+  const Tensor q = gaussian({1, kRows, 1, kDim}, 3);
+  v.at(0, kKeys - 1, 0, 5) = value;
+  CacheConfig c;
+  c.recipe = recipe(text);
+  c.num_pages = 4;
+  c.page_size = 32;
+  c.head_dim = c.head_dim_v = kDim;
+  PagedCache cache = PagedCache::create(c).value();
+  EXPECT_TRUE(cache.append(k.view(), v.view(), nullptr, nullptr, nullptr).ok());
+  AttentionProblem p;
+  p.recipe = c.recipe;
+  p.max_q = kRows;
+  p.max_kv = kKeys;
+  p.head_dim = p.head_dim_v = kDim;
+  p.page_size = c.page_size;
+  p.causal = true;
+  AttentionTensors t;
+  t.q = q.view();
+  t.cache = cache.view();
+  std::vector<double> out, lse;
+  const Status s = implementation.attend(p, t, out, lse);
+  EXPECT_TRUE(s.ok()) << s.message();
+  return out;
+}
+
+TEST(FewRows, BrokenValuesReachOnlyTheRowsThatSeeThem) {
+  for (const Implementation& implementation : implementations()) {
+    for (const char* text : {"bf16", "fp8", "fp8,order=reverse", "k=fp16,v=fp16", "k=int8,v=int4_asym",
+                             "q=f32,k=f32,v=f32,p=f32", "nvfp4,centre=none"}) {
+      SCOPED_TRACE(implementation.name + " " + text);
+      const std::vector<double> healthy = attend_with(implementation, text, 0.0F);
+      for (const float value : {std::numeric_limits<float>::quiet_NaN(), kInf, -kInf}) {
+        const std::vector<double> broken = attend_with(implementation, text, value);
+        for (std::int64_t i = 0; i < (kRows - 1) * kDim; ++i) ASSERT_NEAR(broken[i], healthy[i], 1e-5) << i;
+        EXPECT_FALSE(std::isfinite(broken[(kRows - 1) * kDim + 5]));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mpfa::test
