@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "mpfa/cache_view.hpp"
@@ -47,14 +48,47 @@ class PagedCache {
   [[nodiscard]] Status append(const TensorView& k, const TensorView& v, const TensorView* q,
                               const std::int32_t* sequences, const std::int64_t* counts);
   /// Ends the 16-bit phase of recipes with phase_switch: quantises what is still in bf16. No-op for others.
+  /// Fails, with nothing changed, when pages shared after a fork must be copied and the pool lacks pages for it.
   [[nodiscard]] Status seal();
   /// Adds pages to the pool; contents and page ids stay.
   [[nodiscard]] Status grow(std::int64_t num_pages);
-  /// Gives a sequence's pages back and sets its length to 0; its means are dropped unless calibrated.
+  /// Gives a sequence's pages back and sets its length to 0; its means are dropped unless calibrated. A page that
+  /// another sequence shares stays with that one.
   [[nodiscard]] Status free_sequence(std::int64_t sequence);
-  /// Copies one page with codes, scales and rank-one terms (ids in [0, num_pages)).
+
+  static constexpr std::int64_t all_tokens = -1;
+  /// Makes the empty sequence `target` hold the first `tokens` tokens of `source`. Pages are shared and copied by the
+  /// first append that writes into them, so a fork takes no page; bf16 tokens and means are copied. `tokens` is in
+  /// 0..length and obeys the rule of truncate.
+  [[nodiscard]] Status fork(std::int64_t source, std::int64_t target, std::int64_t tokens = all_tokens);
+  /// Drops the tokens from `tokens` on and gives pages back; means stay, except that length 0 is free_sequence. What
+  /// is read and appended afterwards has the bits of a cache that never saw the dropped tokens. With W and P of the
+  /// sequence's view (wide_begin and packed_limit of its new last key) lengths are allowed if P >= min(W, tokens), or
+  /// if the sink holds min(W, tokens) tokens: any length for recipes without bf16 tokens, and any length down to that
+  /// before the last append for the others. The error names the lengths that are possible.
+  [[nodiscard]] Status truncate(std::int64_t sequence, std::int64_t tokens);
+
+  /// Writes token i of k [1, n, kv_heads, head_dim] and v [1, n, kv_heads, head_dim_v] (f32, bf16, f16) to slot
+  /// slot_mapping[i] = page * page_size + slot of the pool; -1 skips the token. For callers with page tables of their
+  /// own: no length or page table changes, and a free page is the caller's from its first write to free_slots. For
+  /// recipes that keep no bf16 tokens and take no mean from a first append. Fails, with nothing changed, on slots
+  /// outside the pool or given twice, and on pages that several sequences share.
+  [[nodiscard]] Status write_slots(const TensorView& k, const TensorView& v,
+                                   std::span<const std::int64_t> slot_mapping);
+  /// Gives back pages that write_slots took from the pool (page ids, each once).
+  [[nodiscard]] Status free_slots(std::span<const std::int32_t> pages);
+
+  /// Replaces `blob` by a sequence as bytes: recipe, formats, shape, page size, tokens, means, pages, checksum;
+  /// little-endian, without a byte of other sequences. docs/cache.md has the layout.
+  [[nodiscard]] Status save(std::vector<std::byte>& blob, std::int64_t sequence) const;
+  /// Puts a saved sequence into the empty `sequence`. invalid_argument: the blob is of a cache with another recipe,
+  /// shape, page size, static scale or phase; io_error: the blob is damaged; out_of_memory: the pool lacks pages.
+  [[nodiscard]] Status load(std::span<const std::byte> blob, std::int64_t sequence);
+
+  /// Copies one page with codes, scales and rank-one terms (ids in [0, num_pages)); `to` is not shared.
   [[nodiscard]] Status copy_page(std::int64_t from, std::int64_t to);
-  /// Replaces the page table rows of a sequence: the same tokens at other page ids, for tests and schedulers.
+  /// Replaces the page table rows of a sequence that shares no page: the same tokens at other page ids, for tests and
+  /// schedulers.
   [[nodiscard]] Status set_pages(std::int64_t sequence, const std::vector<std::int32_t>& pages);
 
   [[nodiscard]] CacheView view() const;  // valid until the next non-const call
@@ -62,7 +96,7 @@ class PagedCache {
   [[nodiscard]] const std::vector<std::int64_t>& lengths() const;
   [[nodiscard]] const QuantiseCounters& counters() const;
   [[nodiscard]] std::int64_t free_pages() const;
-  [[nodiscard]] std::int64_t memory_bytes() const;  // bytes in use: used pages, bf16 tokens, means
+  [[nodiscard]] std::int64_t memory_bytes() const;  // bytes in use: used pages (shared: once), bf16 tokens, means
   /// Raw storage, for tests that poison it and for serialisation.
   [[nodiscard]] std::byte* storage();
   [[nodiscard]] std::int64_t storage_bytes() const;

@@ -10,24 +10,6 @@
 namespace mpfa {
 namespace {
 
-Status check_operand(const TensorView& x, const char* name, std::int64_t n, std::int64_t s, std::int64_t heads,
-                     std::int64_t d) {
-  if (x.shape[0] != n || x.shape[1] != s || x.shape[2] != heads || x.shape[3] != d) {
-    return {StatusCode::invalid_argument,
-            fmt::format("append: {} has shape [{}, {}, {}, {}]; [{}, {}, {}, {}] is needed ([sequences, tokens, heads, "
-                        "head dim])",
-                        name, x.shape[0], x.shape[1], x.shape[2], x.shape[3], n, s, heads, d)};
-  }
-  if (x.dtype != DType::f32 && x.dtype != DType::bf16 && x.dtype != DType::f16) {
-    return {StatusCode::invalid_argument,
-            fmt::format("append: {} must be float32, bfloat16 or float16; convert it before the call", name)};
-  }
-  if (x.data == nullptr && n * s > 0) {
-    return {StatusCode::invalid_argument, fmt::format("append: {} is a null pointer", name)};
-  }
-  return {};
-}
-
 /// reserve() that at least doubles, so that appending token by token stays linear.
 template <class T>
 void reserve_growing(std::vector<T>& v, std::size_t size) {
@@ -58,21 +40,25 @@ PageBytes PagedCache::State::v_page(std::int32_t page, std::int64_t head) {
           base + layout.v_scale + head * layout.v.scale_bytes(), layout.v.scale_row_bytes};
 }
 
+void PagedCache::State::write_rows(std::int32_t page, std::int64_t slot, std::int64_t count, const float* k,
+                                   const float* v, std::int64_t head_rows, std::int64_t row) {
+  const auto global = [](const std::vector<float>& g, std::int64_t h) { return g.empty() ? 1.0F : g[h]; };
+  for (std::int64_t h = 0; h < config.kv_heads; ++h) {
+    const std::int64_t at = h * head_rows + row;
+    quantise_tokens(config.recipe.k, config.head_dim, slot, count, k + at * config.head_dim, config.head_dim,
+                    global(config.k_global, h), k_page(page, h), &counters);
+    quantise_tokens(config.recipe.v, config.head_dim_v, slot, count, v + at * config.head_dim_v, config.head_dim_v,
+                    global(config.v_global, h), v_page(page, h), &counters);
+  }
+}
+
 void PagedCache::State::pack(Sequence& s, std::int64_t first, std::int64_t n, const float* k, const float* v,
                              std::int64_t head_rows, std::int64_t row0) {
-  const auto global = [](const std::vector<float>& g, std::int64_t h) { return g.empty() ? 1.0F : g[h]; };
   for (std::int64_t done = 0; done < n;) {
     const std::int64_t token = first + done;
     const std::int64_t slot = token % config.page_size;
     const std::int64_t count = std::min(n - done, config.page_size - slot);
-    const std::int32_t page = s.pages[token / config.page_size];
-    for (std::int64_t h = 0; h < config.kv_heads; ++h) {
-      const std::int64_t row = h * head_rows + row0 + done;
-      quantise_tokens(config.recipe.k, config.head_dim, slot, count, k + row * config.head_dim, config.head_dim,
-                      global(config.k_global, h), k_page(page, h), &counters);
-      quantise_tokens(config.recipe.v, config.head_dim_v, slot, count, v + row * config.head_dim_v, config.head_dim_v,
-                      global(config.v_global, h), v_page(page, h), &counters);
-    }
+    write_rows(s.pages[token / config.page_size], slot, count, k, v, head_rows, row0 + done);
     done += count;
   }
   s.packed_end = first + n;
@@ -97,22 +83,27 @@ void PagedCache::State::pack_wide(Sequence& s, std::int64_t end) {
   }
 }
 
-void PagedCache::State::store_rank_one(const Sequence& s, std::int64_t first, const NewTokens& tokens) {
+void PagedCache::State::write_rank_one(std::int32_t page, std::int64_t slot, const NewTokens& tokens, std::int64_t t) {
+  if (tokens.rank_one.empty()) return;
   const std::int64_t group = config.q_heads / config.kv_heads;
-  for (std::int64_t t = 0; t < tokens.n; ++t) {
-    const std::int64_t token = first + t;
-    std::byte* base = pool.page(s.pages[token / config.page_size]) + layout.rank_one;
-    for (std::int64_t h = 0; h < config.kv_heads; ++h) {
-      const float* from = tokens.rank_one.data() + (h * tokens.n + t) * group;
-      const std::int64_t at = (h * config.page_size + token % config.page_size) * group;
-      for (std::int64_t m = 0; m < group; ++m) {
-        if (config.recipe.rank_one == RankOne::bf16) {
-          reinterpret_cast<std::uint16_t*>(base)[at + m] = float_to_bf16(from[m]);
-        } else {
-          reinterpret_cast<float*>(base)[at + m] = from[m];
-        }
+  std::byte* base = pool.page(page) + layout.rank_one;
+  for (std::int64_t h = 0; h < config.kv_heads; ++h) {
+    const float* from = tokens.rank_one.data() + (h * tokens.n + t) * group;
+    const std::int64_t at = (h * config.page_size + slot) * group;
+    for (std::int64_t m = 0; m < group; ++m) {
+      if (config.recipe.rank_one == RankOne::bf16) {
+        reinterpret_cast<std::uint16_t*>(base)[at + m] = float_to_bf16(from[m]);
+      } else {
+        reinterpret_cast<float*>(base)[at + m] = from[m];
       }
     }
+  }
+}
+
+void PagedCache::State::store_rank_one(const Sequence& s, std::int64_t first, const NewTokens& tokens) {
+  for (std::int64_t t = 0; t < tokens.n; ++t) {
+    const std::int64_t token = first + t;
+    write_rank_one(s.pages[token / config.page_size], token % config.page_size, tokens, t);
   }
 }
 
@@ -150,7 +141,7 @@ void PagedCache::State::commit(Fresh& fresh) {
   const std::int64_t first = s.length;
   const std::int64_t end = first + tokens.n;
   while (static_cast<std::int64_t>(s.pages.size()) * config.page_size < end) s.pages.push_back(pool.take());
-  if (!tokens.rank_one.empty()) store_rank_one(s, first, tokens);
+  store_rank_one(s, first, tokens);
   s.length = end;
   if (!keeps_wide_tokens(r)) {
     pack(s, first, tokens.n, tokens.k.data(), tokens.v.data(), tokens.n, 0);
@@ -158,17 +149,15 @@ void PagedCache::State::commit(Fresh& fresh) {
     return;
   }
   // Quantised from the bf16 copy, so that the bytes do not depend on how the tokens were cut into calls.
-  const std::int64_t unit = commit_unit(r);
   append_bf16(s.wide_k, tokens.k, config.kv_heads, tokens.n, config.head_dim, tokens.n);
   append_bf16(s.wide_v, tokens.v, config.kv_heads, tokens.n, config.head_dim_v, tokens.n);
   const std::int64_t to_sink = std::clamp<std::int64_t>(r.sink - first, 0, tokens.n);
   append_bf16(s.sink_k, tokens.k, config.kv_heads, tokens.n, config.head_dim, to_sink);
   append_bf16(s.sink_v, tokens.v, config.kv_heads, tokens.n, config.head_dim_v, to_sink);
-  if (r.phase_switch && !sealed) return;
-  pack_wide(s, packed_limit(end - 1, unit, recent(), end));
-  // Rows of this call start at position `first`; what they read packed, nobody reads in bf16 any more.
-  const std::int64_t keep = packed_limit(first, unit, recent(), s.packed_end);
-  drop_wide(s, keep);
+  pack_wide(s, packed_after(s, end));
+  // Rows of this call start at position `first` and read nothing in bf16 before that. One key more is kept, so that
+  // the whole call can be undone.
+  drop_wide(s, packed_limit(first - 1, commit_unit(r), recent(), s.packed_end));
 }
 
 Status PagedCache::append(const TensorView& k, const TensorView& v, const TensorView* q, const std::int32_t* sequences,
@@ -182,8 +171,8 @@ Status PagedCache::append(const TensorView& k, const TensorView& v, const Tensor
             fmt::format("append: k has {} sequences, the cache has {}; name the sequences or pass all of them", n,
                         c.batch)};
   }
-  MPFA_RETURN_IF_ERROR(check_operand(k, "k", n, tokens, c.kv_heads, c.head_dim));
-  MPFA_RETURN_IF_ERROR(check_operand(v, "v", n, tokens, c.kv_heads, c.head_dim_v));
+  MPFA_RETURN_IF_ERROR(check_tokens("append", "k", k, n, tokens, c.kv_heads, c.head_dim));
+  MPFA_RETURN_IF_ERROR(check_tokens("append", "v", v, n, tokens, c.kv_heads, c.head_dim_v));
   std::vector<bool> seen(st.sequences.size(), false);
   std::int64_t pages = 0;
   for (std::int64_t i = 0; i < n; ++i) {
@@ -208,20 +197,28 @@ Status PagedCache::append(const TensorView& k, const TensorView& v, const Tensor
                         "{}], or use q_centre=static",
                         recipe_text(c.recipe), c.q_heads, c.head_dim)};
       }
-      MPFA_RETURN_IF_ERROR(check_operand(*q, "q", n, tokens, c.q_heads, c.head_dim));
+      MPFA_RETURN_IF_ERROR(check_tokens("append", "q", *q, n, tokens, c.q_heads, c.head_dim));
     }
     pages += (s.length + count + c.page_size - 1) / c.page_size - static_cast<std::int64_t>(s.pages.size());
   }
-  if (pages > st.pool.free_count()) {
-    return {
-        StatusCode::out_of_memory,
-        fmt::format("append: {} more pages of {} tokens are needed, {} are free; grow the cache, free a sequence, or "
-                    "append less",
-                    pages, c.page_size, st.pool.free_count())};
-  }
-  // Everything that allocates comes first; the second loop cannot fail.
+  // Everything that allocates comes first; what follows cannot fail.
   std::vector<Fresh> fresh;
+  std::vector<SharedWrite> shared;
   try {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t count = counts == nullptr ? tokens : counts[i];
+      if (count == 0) continue;
+      Sequence& s = st.sequences[sequences == nullptr ? i : sequences[i]];
+      st.find_shared_writes(s, st.packed_after(s, s.length + count), s.length + count, shared);
+    }
+    const std::int64_t needed = pages + st.copies_needed(shared);
+    if (needed > st.pool.free_count()) {
+      return {
+          StatusCode::out_of_memory,
+          fmt::format("append: {} more pages of {} tokens are needed, {} are free; grow the cache, free a sequence, or "
+                      "append less",
+                      needed, c.page_size, st.pool.free_count())};
+    }
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t count = counts == nullptr ? tokens : counts[i];
       if (count == 0) continue;
@@ -233,6 +230,7 @@ Status PagedCache::append(const TensorView& k, const TensorView& v, const Tensor
     return {StatusCode::out_of_memory,
             fmt::format("append: {} tokens of {} sequences do not fit in memory; append less", tokens, n)};
   }
+  st.unshare(shared);
   for (Fresh& f : fresh) st.commit(f);
   st.refresh();
   return {};
@@ -241,10 +239,25 @@ Status PagedCache::append(const TensorView& k, const TensorView& v, const Tensor
 Status PagedCache::seal() {
   State& st = *state_;
   if (!st.config.recipe.phase_switch || st.sealed) return {};
+  const auto packed = [&](const Sequence& s) {
+    return packed_limit(s.length - 1, commit_unit(st.config.recipe), st.recent(), s.length);
+  };
+  std::vector<SharedWrite> shared;
+  try {
+    for (Sequence& s : st.sequences) st.find_shared_writes(s, packed(s), s.length, shared);
+    if (const std::int64_t needed = st.copies_needed(shared); needed > st.pool.free_count()) {
+      return {StatusCode::out_of_memory,
+              fmt::format("seal: {} pages that forks share must be copied before they are written, {} are free; grow "
+                          "the cache or free a sequence",
+                          needed, st.pool.free_count())};
+    }
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::out_of_memory, "seal: the list of shared pages does not fit in memory; free a sequence"};
+  }
+  st.unshare(shared);
   st.sealed = true;
-  const std::int64_t unit = commit_unit(st.config.recipe);
   for (Sequence& s : st.sequences) {
-    st.pack_wide(s, packed_limit(s.length - 1, unit, st.recent(), s.length));
+    st.pack_wide(s, packed(s));
     st.drop_wide(s, s.packed_end);
   }
   st.refresh();

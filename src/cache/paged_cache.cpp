@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "cache/hadamard.hpp"
 #include "cache/state.hpp"
@@ -141,65 +140,6 @@ Status PagedCache::grow(std::int64_t num_pages) {
             fmt::format("grow: {} pages of {} bytes do not fit in memory", num_pages, state_->layout.page_bytes)};
   }
   state_->config.num_pages = num_pages;
-  state_->refresh();
-  return {};
-}
-
-Status PagedCache::free_sequence(std::int64_t sequence) {
-  if (sequence < 0 || sequence >= state_->config.batch) {
-    return {StatusCode::out_of_range,
-            fmt::format("free_sequence: {} is not in 0..{}", sequence, state_->config.batch - 1)};
-  }
-  Sequence& s = state_->sequences[sequence];
-  for (const std::int32_t page : s.pages) state_->pool.give(page);
-  s = Sequence{};
-  // The 16-bit phase belongs to the requests in the cache: an empty cache starts a new one.
-  if (std::all_of(state_->sequences.begin(), state_->sequences.end(),
-                  [](const Sequence& q) { return q.length == 0; })) {
-    state_->sealed = false;
-  }
-  state_->refresh();
-  return {};
-}
-
-Status PagedCache::copy_page(std::int64_t from, std::int64_t to) {
-  const std::int64_t n = state_->pool.num_pages();
-  if (from < 0 || from >= n || to < 0 || to >= n) {
-    return {StatusCode::out_of_range, fmt::format("copy_page: {} -> {}; page ids are in 0..{}", from, to, n - 1)};
-  }
-  if (from != to) {
-    std::memcpy(state_->pool.page(to), state_->pool.page(from), static_cast<std::size_t>(state_->layout.page_bytes));
-  }
-  return {};
-}
-
-Status PagedCache::set_pages(std::int64_t sequence, const std::vector<std::int32_t>& pages) {
-  if (sequence < 0 || sequence >= state_->config.batch) {
-    return {StatusCode::out_of_range,
-            fmt::format("set_pages: sequence {} is not in 0..{}", sequence, state_->config.batch - 1)};
-  }
-  Sequence& s = state_->sequences[sequence];
-  if (pages.size() != s.pages.size()) {
-    return invalid(fmt::format("set_pages: {} pages given, the sequence of {} tokens has {}", pages.size(), s.length,
-                               s.pages.size()));
-  }
-  std::vector<std::int32_t> sorted = pages;
-  std::sort(sorted.begin(), sorted.end());
-  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
-    return invalid("set_pages: a page id is given twice; every page of a sequence is its own");
-  }
-  for (const std::int32_t id : pages) {
-    const bool mine = std::find(s.pages.begin(), s.pages.end(), id) != s.pages.end();
-    if (id < 0 || id >= state_->pool.num_pages() || !(mine || state_->pool.is_free(id))) {
-      return {StatusCode::out_of_range,
-              fmt::format("set_pages: page {} is neither free nor the sequence's own; ids are "
-                          "in 0..{}",
-                          id, state_->pool.num_pages() - 1)};
-    }
-  }
-  for (const std::int32_t id : s.pages) state_->pool.give(id);
-  for (const std::int32_t id : pages) state_->pool.take_exactly(id);
-  s.pages = pages;
   state_->refresh();
   return {};
 }

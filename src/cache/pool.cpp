@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <limits>
+#include <new>
+#include <utility>
 
 namespace mpfa {
 
@@ -26,17 +29,24 @@ PageLayout page_layout(const CacheConfig& config) {
 }
 
 bool PagePool::resize(std::int64_t num_pages, std::int64_t page_bytes) {
-  auto* memory = static_cast<std::byte*>(
-      std::aligned_alloc(64, static_cast<std::size_t>(std::max<std::int64_t>(num_pages * page_bytes, 64))));
+  if (num_pages > std::numeric_limits<std::int64_t>::max() / page_bytes) return false;
+  const auto count = static_cast<std::size_t>(num_pages);
+  std::unique_ptr<std::byte, Free> memory(static_cast<std::byte*>(
+      std::aligned_alloc(64, static_cast<std::size_t>(std::max<std::int64_t>(num_pages * page_bytes, 64)))));
   if (memory == nullptr) return false;
-  std::vector<bool> unused(static_cast<std::size_t>(num_pages_), false);
-  for (const std::int32_t id : free_) unused[id] = true;
+  try {
+    free_.reserve(count);
+    uses_.resize(count, 0);
+    lent_.resize(count, false);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
   for (std::int64_t id = 0; id < num_pages_; ++id) {
-    if (!unused[id]) std::memcpy(memory + id * page_bytes, page(id), static_cast<std::size_t>(page_bytes));
+    if (!is_free(id)) std::memcpy(memory.get() + id * page_bytes, page(id), static_cast<std::size_t>(page_bytes));
   }
   for (std::int64_t id = num_pages_; id < num_pages; ++id) free_.push_back(static_cast<std::int32_t>(id));
   std::sort(free_.begin(), free_.end(), std::greater<>());
-  data_.reset(memory);
+  data_ = std::move(memory);
   num_pages_ = num_pages;
   page_bytes_ = page_bytes;
   return true;
@@ -45,19 +55,28 @@ bool PagePool::resize(std::int64_t num_pages, std::int64_t page_bytes) {
 std::int32_t PagePool::take() {
   const std::int32_t id = free_.back();
   free_.pop_back();
+  uses_[id] = 1;
   return id;
 }
 
+void PagePool::take_exactly(std::int32_t id) {
+  free_.erase(std::lower_bound(free_.begin(), free_.end(), id, std::greater<>()));
+  uses_[id] = 1;
+}
+
 void PagePool::give(std::int32_t id) {
+  if (--uses_[id] > 0) return;
   free_.insert(std::upper_bound(free_.begin(), free_.end(), id, std::greater<>()), id);
 }
 
-bool PagePool::is_free(std::int32_t id) const {
-  return std::binary_search(free_.begin(), free_.end(), id, std::greater<>());
+void PagePool::lend(std::int32_t id) {
+  take_exactly(id);
+  lent_[id] = true;
 }
 
-void PagePool::take_exactly(std::int32_t id) {
-  free_.erase(std::find(free_.begin(), free_.end(), id));
+void PagePool::take_back(std::int32_t id) {
+  lent_[id] = false;
+  give(id);
 }
 
 }  // namespace mpfa

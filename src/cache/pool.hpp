@@ -33,10 +33,16 @@ class PagePool {
   [[nodiscard]] std::int64_t bytes() const { return num_pages_ * page_bytes_; }
 
   [[nodiscard]] std::int64_t free_count() const { return static_cast<std::int64_t>(free_.size()); }
-  [[nodiscard]] std::int32_t take();  // the lowest free id; the caller checked free_count()
-  void give(std::int32_t id);
-  [[nodiscard]] bool is_free(std::int32_t id) const;
+  [[nodiscard]] std::int32_t take();  // the lowest free id, for one user; the caller checked free_count()
   void take_exactly(std::int32_t id);
+  void share(std::int32_t id) { ++uses_[id]; }
+  void give(std::int32_t id);  // one user less; the last one frees the page
+  [[nodiscard]] std::int64_t uses(std::int64_t id) const { return uses_[id]; }
+  [[nodiscard]] bool is_free(std::int64_t id) const { return uses_[id] == 0; }
+  /// Pages that the caller writes by slot: of no sequence, taken until given back.
+  void lend(std::int32_t id);
+  void take_back(std::int32_t id);
+  [[nodiscard]] bool is_lent(std::int64_t id) const { return lent_[id]; }
 
  private:
   struct Free {
@@ -44,7 +50,9 @@ class PagePool {
   };
   std::unique_ptr<std::byte, Free> data_;
   std::int64_t num_pages_ = 0, page_bytes_ = 0;
-  std::vector<std::int32_t> free_;  // descending, so that take() pops the lowest
+  std::vector<std::int32_t> free_;   // descending, so that take() pops the lowest
+  std::vector<std::uint32_t> uses_;  // sequences that hold the page, or 1 when lent
+  std::vector<bool> lent_;
 };
 
 }  // namespace mpfa

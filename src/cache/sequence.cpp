@@ -1,5 +1,7 @@
 #include "cache/sequence.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -84,6 +86,24 @@ std::int64_t Sequence::wide_bytes() const {
   const std::size_t means =
       state.k_mean.size() + state.q_mean.size() + state.v_mean.size() + state.v_alpha.size() + state.v_beta.size();
   return static_cast<std::int64_t>(wide * 2 + means * 4);
+}
+
+Status check_tokens(const char* call, const char* name, const TensorView& x, std::int64_t n, std::int64_t s,
+                    std::int64_t heads, std::int64_t d) {
+  if (x.shape[0] != n || x.shape[1] != s || x.shape[2] != heads || x.shape[3] != d) {
+    return {StatusCode::invalid_argument,
+            fmt::format("{}: {} has shape [{}, {}, {}, {}]; [{}, {}, {}, {}] is needed ([sequences, tokens, heads, "
+                        "head dim])",
+                        call, name, x.shape[0], x.shape[1], x.shape[2], x.shape[3], n, s, heads, d)};
+  }
+  if (x.dtype != DType::f32 && x.dtype != DType::bf16 && x.dtype != DType::f16) {
+    return {StatusCode::invalid_argument,
+            fmt::format("{}: {} must be float32, bfloat16 or float16; convert it before the call", call, name)};
+  }
+  if (x.data == nullptr && n * s > 0) {
+    return {StatusCode::invalid_argument, fmt::format("{}: {} is a null pointer", call, name)};
+  }
+  return {};
 }
 
 NewTokens load_tokens(const TensorView& k, const TensorView& v, std::int64_t row, std::int64_t n) {

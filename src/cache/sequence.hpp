@@ -33,6 +33,9 @@ struct NewTokens {
   std::vector<float> rank_one;  // [kv_heads, n, group]
 };
 
+/// ok when x is [n, s, heads, d] of a float dtype with data.
+[[nodiscard]] Status check_tokens(const char* call, const char* name, const TensorView& x, std::int64_t n,
+                                  std::int64_t s, std::int64_t heads, std::int64_t d);
 /// Loads tokens [0, n) of sequence row `row` of k and v.
 [[nodiscard]] NewTokens load_tokens(const TensorView& k, const TensorView& v, std::int64_t row, std::int64_t n);
 /// The means of a sequence that has none yet: calibrated ones, or those of this append.
