@@ -13,28 +13,6 @@
 namespace mpfa::cpu {
 namespace {
 
-void round_bf16(float* p) {
-  for (std::int64_t i = 0; i < kKeyTile; ++i) {
-    const auto bits = std::bit_cast<std::uint32_t>(p[i]);
-    const std::uint32_t rounded = (bits + 0x7FFFU + ((bits >> 16) & 1U)) & 0xFFFF0000U;
-    p[i] = std::bit_cast<float>(rounded);
-  }
-}
-
-/// RN_e4m3(p * scale) / scale for p in [0, 1] and scale <= 448: nothing saturates, so rounding is all there is.
-void round_e4m3(float scale, float* p) {
-  constexpr float kMinNormal = 0x1p-6F;
-  constexpr float kSubnormalMagic = 0x1.8p14F;  // adding it leaves multiples of 2^-9
-  const float inverse = 1.0F / scale;
-  for (std::int64_t i = 0; i < kKeyTile; ++i) {
-    const float v = p[i] * scale;
-    const auto bits = std::bit_cast<std::uint32_t>(v);
-    const float normal = std::bit_cast<float>((bits + 0x7FFFFU + ((bits >> 20) & 1U)) & 0xFFF00000U);
-    const float subnormal = (v + kSubnormalMagic) - kSubnormalMagic;
-    p[i] = (v < kMinNormal ? subnormal : normal) * inverse;
-  }
-}
-
 /// Nearest integer, ties to even, for |v| < 2^22.
 inline float nearest(float v) {
   constexpr float kMagic = 0x1.8p23F;
@@ -127,6 +105,12 @@ float sum(const float* p) {
 }  // namespace
 
 float round_row(PMode mode, float p_scale, float top, bool same_codes, float* x) {
+  if (mode == PMode::f32 || mode == PMode::bf16 || mode == PMode::e4m3) {
+    const float exact = row_exp2(x, top, kKeyTile, x);
+    if (mode == PMode::bf16) row_round_bf16(x, kKeyTile);
+    if (mode == PMode::e4m3) row_round_e4m3(x, p_scale, kKeyTile);
+    return same_codes ? sum(x) : exact;
+  }
   const bool from_logits =
       mode == PMode::e4m3_loglin || mode == PMode::mxfp4_direct_fast || mode == PMode::mxfp4_direct_accurate;
   float log2_p[kKeyTile];
@@ -143,9 +127,6 @@ float round_row(PMode mode, float p_scale, float top, bool same_codes, float* x)
   // The codes of these modes need no exp2; only an exact denominator does.
   const float exact = from_logits && same_codes ? 0.0F : row_exp2(log2_p, 0.0F, kKeyTile, x);
   switch (mode) {
-    case PMode::f32: return exact;
-    case PMode::bf16: round_bf16(x); break;
-    case PMode::e4m3: round_e4m3(p_scale, x); break;
     case PMode::e4m3_loglin: round_loglin(p_scale, log2_p, x); break;
     case PMode::mxfp4: round_mxfp4(x); break;
     case PMode::nvfp4: round_nvfp4(false, x); break;
@@ -153,6 +134,7 @@ float round_row(PMode mode, float p_scale, float top, bool same_codes, float* x)
     case PMode::nvfp4_two_level: round_two_level(x); break;
     case PMode::mxfp4_direct_fast: round_direct(false, log2_p, x); break;
     case PMode::mxfp4_direct_accurate: round_direct(true, log2_p, x); break;
+    default: break;
   }
   return same_codes ? sum(x) : exact;
 }

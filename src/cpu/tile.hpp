@@ -9,7 +9,7 @@
 
 namespace mpfa::cpu {
 
-inline constexpr std::int64_t kRowBlock = 64;  // most query rows of a task
+inline constexpr std::int64_t kRowBlock = 128;  // most query rows of a task
 // Row stride of the transposed K tile: not a power of two, so that its columns do not share cache sets.
 inline constexpr std::int64_t kKeyStride = kKeyTile + kLaneMultiple;
 

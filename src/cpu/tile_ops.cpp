@@ -122,6 +122,37 @@ float RowExp2(const float* x, float m, std::int64_t n, float* p) {
   return total;
 }
 
+/// To nearest, ties to even, with kDrop mantissa bits dropped; for finite values and NaN.
+template <int kDrop>
+HWY_INLINE hn::Vec<D> DropMantissa(hn::Vec<D> x) {
+  const D d;
+  const hn::RebindToUnsigned<D> du;
+  const auto bits = hn::BitCast(du, x);
+  const auto odd = hn::And(hn::ShiftRight<kDrop>(bits), hn::Set(du, 1U));
+  const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, (1U << (kDrop - 1)) - 1U)), odd);
+  const auto result = hn::BitCast(d, hn::And(rounded, hn::Set(du, ~((1U << kDrop) - 1U))));
+  return hn::IfThenElse(hn::IsNaN(x), x, result);
+}
+
+void RowRoundBf16(float* p, std::int64_t n) {
+  const D d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t i = 0; i < n; i += lanes) hn::StoreU(DropMantissa<16>(hn::LoadU(d, p + i)), d, p + i);
+}
+
+void RowRoundE4m3(float* p, float scale, std::int64_t n) {
+  const D d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto magic = hn::Set(d, 0x1.8p14F);  // adding it leaves multiples of 2^-9, the subnormal step
+  const auto inverse = hn::Set(d, 1.0F / scale);
+  for (std::int64_t i = 0; i < n; i += lanes) {
+    const auto v = hn::Mul(hn::LoadU(d, p + i), hn::Set(d, scale));
+    const auto subnormal = hn::Sub(hn::Add(v, magic), magic);
+    const auto rounded = hn::IfThenElse(hn::Lt(v, hn::Set(d, 0x1p-6F)), subnormal, DropMantissa<20>(v));
+    hn::StoreU(hn::Mul(rounded, inverse), d, p + i);
+  }
+}
+
 void RowScale(float* x, float s, std::int64_t n) {
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -144,6 +175,8 @@ namespace mpfa::cpu {
 HWY_EXPORT(Gemm);
 HWY_EXPORT(RowMax);
 HWY_EXPORT(RowExp2);
+HWY_EXPORT(RowRoundBf16);
+HWY_EXPORT(RowRoundE4m3);
 HWY_EXPORT(RowScale);
 HWY_EXPORT(InstructionSet);
 
@@ -156,6 +189,12 @@ float row_max(const float* x, std::int64_t n) {
 }
 float row_exp2(const float* x, float m, std::int64_t n, float* p) {
   return HWY_DYNAMIC_DISPATCH(RowExp2)(x, m, n, p);
+}
+void row_round_bf16(float* p, std::int64_t n) {
+  HWY_DYNAMIC_DISPATCH(RowRoundBf16)(p, n);
+}
+void row_round_e4m3(float* p, float scale, std::int64_t n) {
+  HWY_DYNAMIC_DISPATCH(RowRoundE4m3)(p, scale, n);
 }
 void row_scale(float* x, float s, std::int64_t n) {
   HWY_DYNAMIC_DISPATCH(RowScale)(x, s, n);

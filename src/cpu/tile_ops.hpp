@@ -18,6 +18,12 @@ void gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const float* a, std
 /// p[i] = exp2(x[i] - m) for i in [0, n), 0 where x[i] is -inf; returns the sum. Relative error below 3e-7.
 float row_exp2(const float* x, float m, std::int64_t n, float* p);
 
+/// p[i] = RN_bf16(p[i]); NaN stays NaN. n is a multiple of kLaneMultiple, as in the next one.
+void row_round_bf16(float* p, std::int64_t n);
+
+/// p[i] = RN_e4m3(p[i] * scale) / scale for p in [0, 1] and scale <= 448: nothing saturates.
+void row_round_e4m3(float* p, float scale, std::int64_t n);
+
 /// x[i] = x[i] * s
 void row_scale(float* x, float s, std::int64_t n);
 
