@@ -40,11 +40,13 @@ class Tally:
 
 
 def skip_reason(case: ElementTree.Element) -> str:
-    """The text given to GTEST_SKIP or pytest.skip; ctest puts the former among the test's output."""
+    """The text given to GTEST_SKIP or pytest.skip, or after SKIPPED: in the output of a program of its own."""
     lines = [line.strip() for line in (case.findtext("system-out") or "").splitlines()]
     for at, line in enumerate(lines):
         if line.endswith(": Skipped") and at + 1 < len(lines):
             return lines[at + 1]
+        if line.startswith("SKIPPED: "):
+            return line.removeprefix("SKIPPED: ")
     skipped = case.find("skipped")
     return (skipped.get("message") or "no reason given") if skipped is not None else "not run"
 
@@ -145,8 +147,8 @@ def main() -> int:
         total.add(tally)
 
     print("== summary")
-    if shutil.which("nvcc"):
-        print("nvcc is installed, but this version has no CUDA parts: nothing was compiled for a GPU.")
+    if not shutil.which("nvcc"):
+        print("device tests were not built: nvcc is not on PATH")
     for name, reason in total.skipped:
         print(f"skipped: {name}: {reason}")
     for name in total.failed:

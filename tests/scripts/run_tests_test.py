@@ -19,6 +19,8 @@ a_test.cpp:3: Skipped
 no such header
 
 [  SKIPPED ] A.Skips</system-out></testcase>
+<testcase name="device" status="notrun"><skipped message="SKIP_RETURN_CODE=77"/>
+<system-out>SKIPPED: no CUDA device (none found)</system-out></testcase>
 </testsuite>"""
 
 PYTEST = """<testsuites><testsuite>
@@ -33,7 +35,11 @@ def test_reports_are_added_up(tmp_path):
     (tmp_path / "pytest.xml").write_text(PYTEST, encoding="utf-8")
     total = run_tests.read_junit(tmp_path / "ctest.xml", with_class=False)
     total.add(run_tests.read_junit(tmp_path / "pytest.xml", with_class=True))
-    assert total.line() == "2 passed, 2 failed, 2 skipped"
+    assert total.line() == "2 passed, 2 failed, 3 skipped"
     assert total.failed == ["A.Fails", "tests.a::test_breaks"]
-    assert total.skipped == [("A.Skips", "no such header"), ("tests.a::test_skips", "no model")]
+    assert total.skipped == [
+        ("A.Skips", "no such header"),
+        ("device", "no CUDA device (none found)"),
+        ("tests.a::test_skips", "no model"),
+    ]
     assert "expected 1" in run_tests.failed_output(tmp_path / "ctest.xml")
