@@ -72,6 +72,7 @@ MPFA_API mpfa_tensor mpfa_contiguous(void* data, mpfa_dtype dtype, int64_t n0, i
 
 typedef struct mpfa_recipe mpfa_recipe;
 typedef struct mpfa_cache mpfa_cache;
+typedef struct mpfa_blob mpfa_blob;
 typedef struct mpfa_plan mpfa_plan;
 
 /* ---- version ---- */
@@ -144,6 +145,32 @@ MPFA_API mpfa_status mpfa_cache_grow(mpfa_cache* cache, int64_t num_pages, mpfa_
 MPFA_API mpfa_status mpfa_cache_free_sequence(mpfa_cache* cache, int64_t sequence, mpfa_error* error);
 MPFA_API mpfa_status mpfa_cache_copy_page(mpfa_cache* cache, int64_t from, int64_t to, mpfa_error* error);
 MPFA_API mpfa_status mpfa_cache_get_stats(const mpfa_cache* cache, mpfa_cache_stats* stats, mpfa_error* error);
+
+/* ---- editing a cache: all or nothing; docs/cache.md says what each call guarantees ---- */
+enum { MPFA_ALL_TOKENS = -1 };
+/* The empty sequence `target` holds the first `tokens` tokens of `source` (MPFA_ALL_TOKENS: all). Pages are shared and
+ * copied by the first append that writes into them. */
+MPFA_API mpfa_status mpfa_cache_fork(mpfa_cache* cache, int64_t source, int64_t target, int64_t tokens,
+                                     mpfa_error* error);
+/* Drops the tokens from `tokens` on; frozen means stay, except at length 0. Recipes that keep 16-bit tokens allow every
+ * length down to that before the last append, and the error names what else is possible; others allow all. */
+MPFA_API mpfa_status mpfa_cache_truncate(mpfa_cache* cache, int64_t sequence, int64_t tokens, mpfa_error* error);
+/* Token i of k [1, count, kv_heads, head_dim] and v [1, count, kv_heads, head_dim_v] to slot slot_mapping[i] =
+ * page * page_size + slot; -1 skips it. Lengths do not change; a free page is the caller's from its first write on.
+ * For recipes without 16-bit tokens and without means of a first append. slot_mapping [count], NULL when count is 0. */
+MPFA_API mpfa_status mpfa_cache_write_slots(mpfa_cache* cache, const mpfa_tensor* k, const mpfa_tensor* v,
+                                            const int64_t* slot_mapping, int64_t count, mpfa_error* error);
+/* Gives back pages that write_slots took: page ids [count], each once; NULL when count is 0. */
+MPFA_API mpfa_status mpfa_cache_free_slots(mpfa_cache* cache, const int32_t* pages, int64_t count, mpfa_error* error);
+/* A sequence as bytes that mpfa_cache_load reads, on any machine and in any process. */
+MPFA_API mpfa_status mpfa_cache_save(const mpfa_cache* cache, int64_t sequence, mpfa_blob** blob, mpfa_error* error);
+MPFA_API const void* mpfa_blob_data(const mpfa_blob* blob); /* NULL for NULL; valid until mpfa_blob_destroy */
+MPFA_API size_t mpfa_blob_bytes(const mpfa_blob* blob);     /* 0 for NULL */
+MPFA_API void mpfa_blob_destroy(mpfa_blob* blob);
+/* Puts a saved sequence into the empty `sequence`. MPFA_INVALID_ARGUMENT: it is of a cache with another recipe, shape,
+ * page size, static scale or phase; MPFA_IO_ERROR: damaged; MPFA_OUT_OF_MEMORY: the pool lacks pages. */
+MPFA_API mpfa_status mpfa_cache_load(mpfa_cache* cache, const void* data, size_t bytes, int64_t sequence,
+                                     mpfa_error* error);
 
 /* ---- paged view: what attend reads of a cache, or of memory of the caller ---- */
 typedef struct mpfa_operand_pages {

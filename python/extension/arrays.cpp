@@ -114,7 +114,7 @@ Array import_rows(nb::handle x, const char* name, bool ragged, bool writable) {
   const int wanted = ragged ? 3 : 4;
   if (a.ndim != wanted) {
     fail("{} has shape {}; {} is needed", name, shape_text(a),
-         ragged ? "[rows, heads, head_dim] (cu_seqlens was given)"
+         ragged ? "[rows, heads, head_dim]"
                 : "[batch, rows, heads, head_dim] (or [rows, heads, head_dim] with cu_seqlens)");
   }
   if (ragged) {

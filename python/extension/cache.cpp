@@ -1,5 +1,5 @@
-// mpfa._core.Cache: the paged cache as Python holds it.
-#include "mpfa/cache.hpp"
+// The cache of Python: tokens in, attention out, and the binding of the class.
+#include "extension/cache.hpp"
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -7,24 +7,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <mutex>
-#include <utility>
-
-#include "extension/bindings.hpp"
-#include "extension/runner.hpp"
 
 namespace mpfa::python {
 
 namespace {
-
-/// Pages for `tokens` of each of `batch` sequences; a hostile product becomes a number that create() refuses.
-std::int64_t pages_for(std::int64_t tokens, std::int64_t batch, std::int64_t page_size) {
-  if (tokens < 0 || batch < 1 || page_size < 1) return 0;
-  std::int64_t pages = 0;
-  const std::int64_t each = tokens / page_size + (tokens % page_size != 0 ? 1 : 0);
-  if (__builtin_mul_overflow(each, batch, &pages)) return std::numeric_limits<std::int64_t>::max();
-  return pages;
-}
 
 AttentionProblem fixed_part(const CacheConfig& c) {
   AttentionProblem p;
@@ -48,132 +34,121 @@ std::vector<std::vector<std::int32_t>> used_pages(const PagedCache& cache) {
   return rows;
 }
 
-class Cache {
- public:
-  Cache(PagedCache cache, bool grows) : cache_(std::move(cache)), runner_(fixed_part(cache_.config())), grows_(grows) {}
-
-  void append(nb::handle k, nb::handle v, nb::handle q, nb::handle sequences, nb::handle counts) {
-    const Array k_array = import_rows(k, "k", false);
-    const Array v_array = import_rows(v, "v", false);
-    const Array q_array = q.is_none() ? Array{} : import_rows(q, "q", false);
-    const auto ids = import_integers(sequences, "sequences");
-    const auto tokens = import_integers(counts, "counts");
-    const std::vector<std::int32_t> ids32 = check_rows(k_array.shape[0], ids, tokens);
-    const TensorView q_view = q_array.view();
-    const auto run = [&] {
-      return cache_.append(k_array.view(), v_array.view(), q.is_none() ? nullptr : &q_view,
-                           ids ? ids32.data() : nullptr, tokens ? tokens->data() : nullptr);
-    };
-    check(exclusively([&]() -> Status {
-      Status status = run();
-      if (status.code() != StatusCode::out_of_memory || !grows_) return status;
-      std::int64_t missing = -cache_.free_pages();
-      for (std::int64_t i = 0; i < k_array.shape[0]; ++i) {
-        const std::int64_t length = cache_.lengths()[ids ? ids32[i] : i];
-        const std::int64_t page_size = cache_.config().page_size;
-        const std::int64_t count = tokens ? (*tokens)[i] : k_array.shape[1];
-        missing += pages_for(length + count, 1, page_size) - pages_for(length, 1, page_size);
-      }
-      const std::int64_t pages = cache_.config().num_pages;
-      MPFA_RETURN_IF_ERROR(cache_.grow(pages + std::max(missing, pages)));
-      return run();
-    }));
+std::vector<std::int32_t> check_rows(std::int64_t n, const std::optional<std::vector<std::int64_t>>& ids,
+                                     const std::optional<std::vector<std::int64_t>>& counts) {
+  std::vector<std::int32_t> narrowed;
+  if (counts && static_cast<std::int64_t>(counts->size()) != n) {
+    fail("append: counts has {} entries, k has {} sequences; one count each is needed", counts->size(), n);
   }
-
-  void attend(nb::handle q, nb::handle out, nb::handle lse, float softmax_scale, float softcap, bool causal,
-              std::int64_t window_left, std::int64_t window_right, nb::object sinks, nb::object mask,
-              nb::object alibi_slopes, nb::object cu_seqlens_q, int threads) {
-    const CallOptions options{softmax_scale,
-                              softcap,
-                              causal,
-                              window_left,
-                              window_right,
-                              std::move(sinks),
-                              std::move(mask),
-                              std::move(alibi_slopes),
-                              std::move(cu_seqlens_q),
-                              threads};
-    Call call;
-    import_call(q, out, lse, options, cache_.config().q_heads, call);
-    if (call.key.batch != cache_.config().batch) {
-      fail("attend: q has {} sequences, the cache has {}; pass one row block per sequence", call.key.batch,
-           cache_.config().batch);
-    }
-    check(exclusively([&] {
-      call.key.max_kv = round_up_capacity(longest());
-      call.tensors.cache = cache_.view();
-      return runner_.run(call.key, call.tensors);
-    }));
+  if (!ids) return narrowed;
+  if (static_cast<std::int64_t>(ids->size()) != n) {
+    fail("append: sequences has {} entries, k has {} sequences; one id each is needed", ids->size(), n);
   }
-
-  void seal() {
-    check(exclusively([&] { return cache_.seal(); }));
-  }
-  void reserve(std::int64_t tokens) {
-    const CacheConfig& c = cache_.config();
-    const std::int64_t pages = pages_for(tokens, c.batch, c.page_size);
-    if (tokens < 0) fail("reserve: tokens is {}; 0 or more per sequence are needed", tokens);
-    if (pages > c.num_pages) check(exclusively([&] { return cache_.grow(pages); }));
-  }
-  void free_sequence(std::int64_t sequence) {
-    check(exclusively([&] { return cache_.free_sequence(sequence); }));
-  }
-  void copy_page(std::int64_t from, std::int64_t to) {
-    check(exclusively([&] { return cache_.copy_page(from, to); }));
-  }
-  void set_pages(std::int64_t sequence, nb::handle pages) {
-    const auto ids = import_integers(pages, "pages");
-    if (!ids) fail("pages is None; page ids are needed");
-    std::vector<std::int32_t> ids32;
-    for (const std::int64_t id : *ids) ids32.push_back(narrow(id, "pages"));
-    check(exclusively([&] { return cache_.set_pages(sequence, ids32); }));
-  }
-
-  /// What `question` answers about the cache while no other thread changes it.
-  template <class Question>
-  [[nodiscard]] auto ask(Question question) {
-    nb::gil_scoped_release released;
-    std::lock_guard lock(mutex_);
-    return question(std::as_const(cache_));
-  }
-
- private:
-  /// Runs `body` with the GIL released and no other thread in this cache; the lock is never waited for with the GIL.
-  template <class Body>
-  Status exclusively(Body body) {
-    nb::gil_scoped_release released;
-    std::lock_guard lock(mutex_);
-    return body();
-  }
-  static std::int32_t narrow(std::int64_t id, const char* name) {
-    if (id < 0 || id > std::numeric_limits<std::int32_t>::max()) fail("{}: {} is not an id", name, id);
-    return static_cast<std::int32_t>(id);
-  }
-  static std::vector<std::int32_t> check_rows(std::int64_t n, const std::optional<std::vector<std::int64_t>>& ids,
-                                              const std::optional<std::vector<std::int64_t>>& counts) {
-    std::vector<std::int32_t> narrowed;
-    if (counts && static_cast<std::int64_t>(counts->size()) != n) {
-      fail("append: counts has {} entries, k has {} sequences; one count each is needed", counts->size(), n);
-    }
-    if (!ids) return narrowed;
-    if (static_cast<std::int64_t>(ids->size()) != n) {
-      fail("append: sequences has {} entries, k has {} sequences; one id each is needed", ids->size(), n);
-    }
-    for (const std::int64_t id : *ids) narrowed.push_back(narrow(id, "append: sequences"));
-    return narrowed;
-  }
-  [[nodiscard]] std::int64_t longest() const {
-    const auto& lengths = cache_.lengths();
-    return *std::max_element(lengths.begin(), lengths.end());
-  }
-
-  PagedCache cache_;
-  Runner runner_;
-  bool grows_;
-  std::mutex mutex_;
-};
+  for (const std::int64_t id : *ids) narrowed.push_back(narrow(id, "append: sequences"));
+  return narrowed;
+}
 
 }  // namespace
+
+std::int64_t pages_for(std::int64_t tokens, std::int64_t batch, std::int64_t page_size) {
+  if (tokens < 0 || batch < 1 || page_size < 1) return 0;
+  std::int64_t pages = 0;
+  const std::int64_t each = tokens / page_size + (tokens % page_size != 0 ? 1 : 0);
+  if (__builtin_mul_overflow(each, batch, &pages)) return std::numeric_limits<std::int64_t>::max();
+  return pages;
+}
+
+std::int32_t narrow(std::int64_t id, const char* name) {
+  if (id < 0 || id > std::numeric_limits<std::int32_t>::max()) fail("{}: {} is not an id", name, id);
+  return static_cast<std::int32_t>(id);
+}
+
+Cache::Cache(PagedCache cache, bool grows)
+    : cache_(std::move(cache)), runner_(fixed_part(cache_.config())), grows_(grows) {}
+
+Status Cache::with_room(const std::function<Status()>& body, const std::function<std::int64_t()>& missing) {
+  Status status = body();
+  if (status.code() != StatusCode::out_of_memory || !grows_) return status;
+  const std::int64_t pages = cache_.config().num_pages;
+  MPFA_RETURN_IF_ERROR(cache_.grow(pages + std::max(missing(), pages)));
+  return body();
+}
+
+void Cache::append(nb::handle k, nb::handle v, nb::handle q, nb::handle sequences, nb::handle counts) {
+  const Array k_array = import_rows(k, "k", false);
+  const Array v_array = import_rows(v, "v", false);
+  const Array q_array = q.is_none() ? Array{} : import_rows(q, "q", false);
+  const auto ids = import_integers(sequences, "sequences");
+  const auto tokens = import_integers(counts, "counts");
+  const std::vector<std::int32_t> ids32 = check_rows(k_array.shape[0], ids, tokens);
+  const TensorView q_view = q_array.view();
+  const auto run = [&] {
+    return cache_.append(k_array.view(), v_array.view(), q.is_none() ? nullptr : &q_view, ids ? ids32.data() : nullptr,
+                         tokens ? tokens->data() : nullptr);
+  };
+  const auto missing = [&](bool copies) {
+    std::int64_t pages = -cache_.free_pages();
+    for (std::int64_t i = 0; i < k_array.shape[0]; ++i) {
+      const std::int64_t length = cache_.lengths()[ids ? ids32[i] : i];
+      const std::int64_t page_size = cache_.config().page_size;
+      const std::int64_t count = tokens ? (*tokens)[i] : k_array.shape[1];
+      pages += pages_for(length + count, 1, page_size) - pages_for(length, 1, page_size);
+      // No more shared pages are written than the tokens reach, a block that waited and its ends.
+      if (copies) pages += pages_for(count, 1, page_size) + 3;
+    }
+    return pages;
+  };
+  check(exclusively([&] {
+    return with_room([&] { return with_room(run, [&] { return missing(false); }); }, [&] { return missing(true); });
+  }));
+}
+
+void Cache::attend(nb::handle q, nb::handle out, nb::handle lse, float softmax_scale, float softcap, bool causal,
+                   std::int64_t window_left, std::int64_t window_right, nb::object sinks, nb::object mask,
+                   nb::object alibi_slopes, nb::object cu_seqlens_q, int threads) {
+  const CallOptions options{softmax_scale,
+                            softcap,
+                            causal,
+                            window_left,
+                            window_right,
+                            std::move(sinks),
+                            std::move(mask),
+                            std::move(alibi_slopes),
+                            std::move(cu_seqlens_q),
+                            threads};
+  Call call;
+  import_call(q, out, lse, options, cache_.config().q_heads, call);
+  if (call.key.batch != cache_.config().batch) {
+    fail("attend: q has {} sequences, the cache has {}; pass one row block per sequence", call.key.batch,
+         cache_.config().batch);
+  }
+  check(exclusively([&] {
+    call.key.max_kv = round_up_capacity(longest());
+    call.tensors.cache = cache_.view();
+    return runner_.run(call.key, call.tensors);
+  }));
+}
+
+void Cache::seal() {
+  const auto missing = [this] {
+    std::int64_t pages = -cache_.free_pages();
+    for (const std::int64_t length : cache_.lengths()) pages += pages_for(length, 1, cache_.config().page_size);
+    return pages;
+  };
+  check(exclusively([&] { return with_room([this] { return cache_.seal(); }, missing); }));
+}
+
+void Cache::reserve(std::int64_t tokens) {
+  const CacheConfig& c = cache_.config();
+  const std::int64_t pages = pages_for(tokens, c.batch, c.page_size);
+  if (tokens < 0) fail("reserve: tokens is {}; 0 or more per sequence are needed", tokens);
+  if (pages > c.num_pages) check(exclusively([&] { return cache_.grow(pages); }));
+}
+
+std::int64_t Cache::longest() const {
+  const auto& lengths = cache_.lengths();
+  return *std::max_element(lengths.begin(), lengths.end());
+}
 
 CacheConfig make_config(const std::string& recipe, std::int64_t batch, std::int64_t page_size, std::int64_t q_heads,
                         std::int64_t kv_heads, std::int64_t head_dim, std::int64_t head_dim_v, const Means& means) {
@@ -215,6 +190,12 @@ void bind_cache(nb::module_& m) {
       .def("seal", &Cache::seal)
       .def("reserve", &Cache::reserve)
       .def("free_sequence", &Cache::free_sequence)
+      .def("fork", &Cache::fork)
+      .def("truncate", &Cache::truncate)
+      .def("write_slots", &Cache::write_slots, any, any, any)
+      .def("free_slots", &Cache::free_slots, any)
+      .def("save", &Cache::save)
+      .def("load", &Cache::load)
       .def("copy_page", &Cache::copy_page)
       .def("set_pages", &Cache::set_pages, nb::arg(), any)
       .def("page_table", [](Cache& c) { return c.ask(used_pages); })

@@ -127,6 +127,54 @@ class PagedCache:
         """Give the pages of a sequence back; its length becomes 0 and its measured means are forgotten."""
         self._core.free_sequence(integer(sequence, "sequence", 0))
 
+    def fork(self, source: int, target: int, tokens: int | None = None) -> None:
+        """Make the empty sequence `target` hold the first `tokens` tokens of `source` (default: all).
+
+        Pages are shared, and copied by the first append that writes into them; means are copied. `tokens` obeys
+        the rule of `truncate`.
+        """
+        count = -1 if tokens is None else integer(tokens, "tokens", 0)
+        self._core.fork(integer(source, "source", 0), integer(target, "target", 0), count)
+
+    def truncate(self, sequence: int, tokens: int) -> None:
+        """Drop the tokens of a sequence from `tokens` on, such as rejected drafts.
+
+        What follows has the bits of a cache that never saw them; measured means stay, except at length 0. Recipes
+        that keep tokens in 16 bits allow every length down to that before the last append, and the error names
+        what else is possible; other recipes allow all.
+        """
+        self._core.truncate(integer(sequence, "sequence", 0), integer(tokens, "tokens", 0))
+
+    def save(self, sequence: int) -> bytes:
+        """A sequence as bytes: recipe, shape, tokens, means, pages, checksum; nothing of other sequences."""
+        return self._core.save(integer(sequence, "sequence", 0))
+
+    def load(self, sequence: int, data) -> None:
+        """Put the bytes of `save` (any bytes-like object) into an empty sequence, of this cache or another.
+
+        Recipe, shape, page size and calibrated scales must be those of the saved cache. Damaged bytes are refused.
+        """
+        if not isinstance(data, bytes):
+            try:
+                data = bytes(memoryview(data))
+            except TypeError:
+                raise _core.MpfaError(f"data is a {type(data).__name__}; the bytes of save are needed") from None
+        self._core.load(integer(sequence, "sequence", 0), data)
+
+    def write_slots(self, k, v, slot_mapping) -> None:
+        """Write tokens to slots of the pool, for schedulers with page tables of their own.
+
+        k [n, kv_heads, head_dim], v [n, kv_heads, head_dim_v], float32, bfloat16 or float16; slot_mapping [n] int32
+        or int64: page * page_size + slot, each at most once, -1 skips the token. Lengths do not change, and the
+        pool does not grow (see `reserve`). A free page is the caller's until `free_slots`. Refused for recipes
+        that keep 16-bit tokens or take means from a first append, and for pages that forks share.
+        """
+        self._core.write_slots(plain(k, "k"), plain(v, "v"), slot_mapping)
+
+    def free_slots(self, pages) -> None:
+        """Give back pages (ids, each once) that `write_slots` took."""
+        self._core.free_slots(pages)
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page of the pool with codes, scales and rank-one terms."""
         self._core.copy_page(integer(source, "source", 0), integer(target, "target", 0))

@@ -1,6 +1,9 @@
 // The paged cache behind the C ABI.
 #include "mpfa/cache.hpp"
 
+#include <memory>
+#include <span>
+
 #include "capi/handles.hpp"
 
 using mpfa::Status;
@@ -52,6 +55,12 @@ mpfa_operand_pages from_pages(const mpfa::OperandPages& p) {
 mpfa_sequence_view from_sequence(const mpfa::SequenceView& s) {
   return {s.k_mean, s.q_mean, s.v_mean,     s.v_alpha, s.v_beta, s.sink,
           s.sink_k, s.sink_v, s.wide_begin, s.wide_k,  s.wide_v, s.packed_end};
+}
+
+/// ok when `data` and `count` describe an array; one of no elements may be null.
+Status check_list(const char* call, const char* name, const void* data, int64_t count) {
+  if (count < 0) return mpfa::capi::invalid(fmt::format("{}: count is {}; 0 or more is needed", call, count));
+  return count == 0 ? Status() : not_null(call, name, data);
 }
 
 }  // namespace
@@ -175,6 +184,77 @@ mpfa_status mpfa_cache_get_view(mpfa_cache* cache, mpfa_cache_view* view, mpfa_e
     view->lengths = c.lengths;
     view->sequences = c.sequences == nullptr ? nullptr : cache->sequences.data();
     return {};
+  });
+}
+
+mpfa_status mpfa_cache_fork(mpfa_cache* cache, int64_t source, int64_t target, int64_t tokens, mpfa_error* error) {
+  static_assert(MPFA_ALL_TOKENS == mpfa::PagedCache::all_tokens);
+  return guarded(error, [&]() -> Status {
+    MPFA_RETURN_IF_ERROR(not_null("mpfa_cache_fork", "cache", cache));
+    return cache->cache.fork(source, target, tokens);
+  });
+}
+
+mpfa_status mpfa_cache_truncate(mpfa_cache* cache, int64_t sequence, int64_t tokens, mpfa_error* error) {
+  return guarded(error, [&]() -> Status {
+    MPFA_RETURN_IF_ERROR(not_null("mpfa_cache_truncate", "cache", cache));
+    return cache->cache.truncate(sequence, tokens);
+  });
+}
+
+mpfa_status mpfa_cache_write_slots(mpfa_cache* cache, const mpfa_tensor* k, const mpfa_tensor* v,
+                                   const int64_t* slot_mapping, int64_t count, mpfa_error* error) {
+  return guarded(error, [&]() -> Status {
+    constexpr const char* kCall = "mpfa_cache_write_slots";
+    MPFA_RETURN_IF_ERROR(not_null(kCall, "cache", cache));
+    MPFA_RETURN_IF_ERROR(not_null(kCall, "k", k));
+    MPFA_RETURN_IF_ERROR(not_null(kCall, "v", v));
+    MPFA_RETURN_IF_ERROR(check_list(kCall, "slot_mapping", slot_mapping, count));
+    const auto k_view = to_view(kCall, "k", *k);
+    if (!k_view.ok()) return k_view.status();
+    const auto v_view = to_view(kCall, "v", *v);
+    if (!v_view.ok()) return v_view.status();
+    return cache->cache.write_slots(k_view.value(), v_view.value(), std::span(slot_mapping, count));
+  });
+}
+
+mpfa_status mpfa_cache_free_slots(mpfa_cache* cache, const int32_t* pages, int64_t count, mpfa_error* error) {
+  return guarded(error, [&]() -> Status {
+    MPFA_RETURN_IF_ERROR(not_null("mpfa_cache_free_slots", "cache", cache));
+    MPFA_RETURN_IF_ERROR(check_list("mpfa_cache_free_slots", "pages", pages, count));
+    return cache->cache.free_slots(std::span(pages, count));
+  });
+}
+
+mpfa_status mpfa_cache_save(const mpfa_cache* cache, int64_t sequence, mpfa_blob** blob, mpfa_error* error) {
+  return guarded(error, [&]() -> Status {
+    MPFA_RETURN_IF_ERROR(not_null("mpfa_cache_save", "blob", blob));
+    *blob = nullptr;
+    MPFA_RETURN_IF_ERROR(not_null("mpfa_cache_save", "cache", cache));
+    auto made = std::make_unique<mpfa_blob>();
+    MPFA_RETURN_IF_ERROR(cache->cache.save(made->bytes, sequence));
+    *blob = made.release();
+    return {};
+  });
+}
+
+const void* mpfa_blob_data(const mpfa_blob* blob) {
+  return blob == nullptr ? nullptr : blob->bytes.data();
+}
+
+size_t mpfa_blob_bytes(const mpfa_blob* blob) {
+  return blob == nullptr ? 0 : blob->bytes.size();
+}
+
+void mpfa_blob_destroy(mpfa_blob* blob) {
+  delete blob;
+}
+
+mpfa_status mpfa_cache_load(mpfa_cache* cache, const void* data, size_t bytes, int64_t sequence, mpfa_error* error) {
+  return guarded(error, [&]() -> Status {
+    MPFA_RETURN_IF_ERROR(not_null("mpfa_cache_load", "cache", cache));
+    MPFA_RETURN_IF_ERROR(not_null("mpfa_cache_load", "data", data));
+    return cache->cache.load(std::span(static_cast<const std::byte*>(data), bytes), sequence);
   });
 }
 

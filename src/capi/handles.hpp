@@ -27,6 +27,10 @@ struct mpfa_cache {
   std::vector<mpfa_sequence_view> sequences;
 };
 
+struct mpfa_blob {
+  std::vector<std::byte> bytes;
+};
+
 struct mpfa_plan {
   mpfa::Plan plan;
 };

@@ -33,7 +33,19 @@ void expand_v(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
   }
 }
 
-void expand_wide(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
+void expand_k_rows(const Task& task, std::int64_t first, KeyRange c, std::int64_t stride, Scratch& s) {
+  const CacheView& cache = task.tensors->cache;
+  for_page_runs(task, first, c, [&](const PageRun& run) {
+    dequantise_tokens(cache.k_format, cache.head_dim, run.slot, run.count, cache.k.page(run.page, task.kv_head),
+                      cache.k.global_scale(task.kv_head), s.k + run.column * stride, stride, 1);
+  });
+}
+
+namespace {
+
+/// K goes to k[key * key_stride + channel * channel_stride].
+void expand_wide_to(const Task& task, std::int64_t first, KeyRange c, std::int64_t key_stride,
+                    std::int64_t channel_stride, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
   const SequenceView& seq = cache.sequences[task.sequence];
   const std::int64_t d = cache.head_dim;
@@ -43,18 +55,29 @@ void expand_wide(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
     const std::int64_t key = first + j;
     const bool in_sink = key < seq.sink;
     float* v_row = s.v + j * stride;
+    float* k_row = s.k + j * key_stride;
     std::fill(v_row + dv, v_row + stride, 0.0F);
     if (!in_sink && key < seq.wide_begin) {
-      for (std::int64_t i = 0; i < d; ++i) s.k[i * kKeyStride + j] = 0.0F;
+      for (std::int64_t i = 0; i < d; ++i) k_row[i * channel_stride] = 0.0F;
       std::fill_n(v_row, dv, 0.0F);
       continue;
     }
     const std::int64_t at = (in_sink ? key : key - seq.wide_begin) * cache.kv_heads + task.kv_head;
     const std::uint16_t* k = (in_sink ? seq.sink_k : seq.wide_k) + at * d;
     const std::uint16_t* v = (in_sink ? seq.sink_v : seq.wide_v) + at * dv;
-    for (std::int64_t i = 0; i < d; ++i) s.k[i * kKeyStride + j] = bf16_to_float(k[i]);
+    for (std::int64_t i = 0; i < d; ++i) k_row[i * channel_stride] = bf16_to_float(k[i]);
     for (std::int64_t i = 0; i < dv; ++i) v_row[i] = bf16_to_float(v[i]);
   }
+}
+
+}  // namespace
+
+void expand_wide(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
+  expand_wide_to(task, first, c, 1, kKeyStride, s);
+}
+
+void expand_wide_rows(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
+  expand_wide_to(task, first, c, task.tensors->cache.head_dim, 1, s);
 }
 
 }  // namespace mpfa::cpu

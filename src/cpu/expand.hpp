@@ -28,7 +28,11 @@ void for_page_runs(const Task& task, std::int64_t first, KeyRange c, Fn fn) {
 /// Columns [c.begin, c.end) of scratch.k, or rows of scratch.v, from the pages.
 void expand_k(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
 void expand_v(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
+/// Rows [c.begin, c.end) of scratch.k, `stride` floats apart.
+void expand_k_rows(const Task& task, std::int64_t first, KeyRange c, std::int64_t stride, Scratch& scratch);
 /// Both, from the bf16 copies; keys of the range that have none (they are read from the pages) become zero.
 void expand_wide(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
+/// The same with K row by row, head_dim floats apart.
+void expand_wide_rows(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
 
 }  // namespace mpfa::cpu

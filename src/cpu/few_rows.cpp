@@ -1,10 +1,11 @@
 #include "cpu/few_rows.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 
 #include "cpu/expand.hpp"
+#include "cpu/finite.hpp"
+#include "cpu/many_rows.hpp"
 #include "cpu/word_ops.hpp"
 
 namespace mpfa::cpu {
@@ -18,13 +19,6 @@ bool takes(const BlockFormat& f, std::int64_t head_dim) {
   const WordFormat w = word_format(f, head_dim);
   if (w.code == WordCode::none || head_dim % w.per_word != 0 || w.block % w.per_word != 0) return false;
   return word_ops_take(head_dim / w.per_word);
-}
-
-/// Adding the lowest bit of the exponent carries into the sign bit of |v| exactly for Inf and NaN.
-bool all_finite(const float* v, std::int64_t n) {
-  std::uint32_t carry = 0;
-  for (std::int64_t i = 0; i < n; ++i) carry |= (std::bit_cast<std::uint32_t>(v[i]) & 0x7FFFFFFFU) + 0x00800000U;
-  return (carry & 0x80000000U) == 0;
 }
 
 WordRows rows_of(const WordFormat& w, std::int64_t head_dim, const ConstPageBytes& page, std::int64_t slot,
@@ -42,13 +36,17 @@ WordRows rows_of(const WordFormat& w, std::int64_t head_dim, const ConstPageByte
 
 void choose_words(const Task& task, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
-  const bool few = task.count <= kFewRows;
+  // Between few and many rows neither path fits: a tile of floats in the order of the channels serves them.
+  const bool fits = task.count <= kFewRows || task.count >= kManyRows;
   const bool affine_v = cache.sequences != nullptr && cache.sequences[task.sequence].v_alpha != nullptr;
-  s.words_k = few && takes(cache.k_format, cache.head_dim);
-  s.words_v = few && !affine_v && takes(cache.v_format, cache.head_dim_v);
+  s.words_k = fits && takes(cache.k_format, cache.head_dim);
+  s.words_v = fits && !affine_v && takes(cache.v_format, cache.head_dim_v);
+}
+
+void start_words(const Task& task, Scratch& s) {
   if (!s.words_k) return;
-  const std::int64_t d = cache.head_dim;
-  const std::int64_t per_word = word_format(cache.k_format, d).per_word;
+  const std::int64_t d = task.tensors->cache.head_dim;
+  const std::int64_t per_word = word_format(task.tensors->cache.k_format, d).per_word;
   for (std::int64_t r = 0; r < task.count; ++r) {
     float sum = 0.0F;
     for (std::int64_t c = 0; c < d; ++c) {
@@ -57,6 +55,21 @@ void choose_words(const Task& task, Scratch& s) {
     }
     s.q_sum[r] = sum;
   }
+}
+
+void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, float* out, std::int64_t stride,
+                  Scratch& s) {
+  const CacheView& cache = task.tensors->cache;
+  const BlockFormat& format = is_k ? cache.k_format : cache.v_format;
+  const OperandPages& pages = is_k ? cache.k : cache.v;
+  const std::int64_t d = is_k ? cache.head_dim : cache.head_dim_v;
+  const WordFormat w = word_format(format, d);
+  for_page_runs(task, first, c, [&](const PageRun& run) {
+    const ConstPageBytes page = pages.page(run.page, task.kv_head);
+    formats::read_factors(format, d, run.slot, run.count, page, pages.global_scale(task.kv_head), s.factors, s.minima);
+    word_expand(rows_of(w, d, page, run.slot, s.factors), run.count, w.has_minimum ? s.minima : nullptr,
+                out + run.column * stride, stride);
+  });
 }
 
 void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
@@ -103,10 +116,13 @@ bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch&
 void restore_channels(const Task& task, Scratch& s) {
   const std::int64_t dv = task.tensors->cache.head_dim_v;
   const std::int64_t per_word = word_format(task.tensors->cache.v_format, dv).per_word;
+  const std::int64_t words = dv / per_word;
   for (std::int64_t r = 0; r < task.count; ++r) {
     float* o = s.packed.o + r * padded(dv);
     std::copy_n(o, dv, s.v);
-    for (std::int64_t c = 0; c < dv; ++c) o[c] = s.v[word_index(c, per_word, dv / per_word)];
+    for (std::int64_t n = 0; n < per_word; ++n) {
+      for (std::int64_t i = 0; i < words; ++i) o[per_word * i + n] = s.v[n * words + i];
+    }
   }
 }
 

@@ -8,8 +8,13 @@ namespace mpfa::cpu {
 /// Most rows for which expanding codes again per block of rows beats a tile of floats that all rows share.
 inline constexpr std::int64_t kFewRows = 8;
 
-/// Decides for a task whether K and V take this path, and lays its queries out for it.
+/// Decides for a task whether K and V are read as words of codes.
 void choose_words(const Task& task, Scratch& scratch);
+/// Lays the queries of a task with few rows out in word order.
+void start_words(const Task& task, Scratch& scratch);
+/// K or V of keys [first + c.begin, first + c.end) as floats in word order: out[column * stride + ..].
+void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, float* out, std::int64_t stride,
+                  Scratch& scratch);
 /// Scores of keys [first + c.begin, first + c.end), unscaled, to scratch.s.
 void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
 /// scratch.packed.o (word order) += P V over the same keys. False, with nothing done, when V holds a NaN or Inf.

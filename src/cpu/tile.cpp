@@ -1,7 +1,6 @@
 #include "cpu/tile.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -10,6 +9,8 @@
 #include "cache/convert.hpp"
 #include "cpu/expand.hpp"
 #include "cpu/few_rows.hpp"
+#include "cpu/finite.hpp"
+#include "cpu/many_rows.hpp"
 #include "cpu/round_p.hpp"
 #include "cpu/word_ops.hpp"
 
@@ -17,12 +18,6 @@ namespace mpfa::cpu {
 namespace {
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
-
-/// Up to two ranges of a tile: keys of one source that a row sees. Offsets from the tile's first key.
-struct Visible {
-  KeyRange part[2];
-  [[nodiscard]] bool empty() const { return part[0].begin >= part[0].end && part[1].begin >= part[1].end; }
-};
 
 KeyRange clip(std::int64_t begin, std::int64_t end, std::int64_t first) {
   return {std::max<std::int64_t>(begin - first, 0), std::min(end - first, kKeyTile)};
@@ -34,13 +29,6 @@ Visible visible(const Row& row, std::int64_t first, Source source) {
   if (source == Source::pages) return {{clip(std::max(k.begin, p.begin), std::min(k.end, p.end), first), {0, 0}}};
   const std::int64_t behind = std::max(p.begin, p.end);
   return {{clip(k.begin, std::min(k.end, p.begin), first), clip(std::max(k.begin, behind), k.end, first)}};
-}
-
-bool all_finite(const float* v, std::int64_t n) {
-  constexpr std::uint32_t kExponent = 0x7F800000U;
-  std::uint32_t worst = 0;
-  for (std::int64_t i = 0; i < n; ++i) worst = std::max(worst, std::bit_cast<std::uint32_t>(v[i]) & kExponent);
-  return worst != kExponent;
 }
 
 /// x[j] += dS of the keys in `c`, for the row's query head.
@@ -133,20 +121,25 @@ void accumulate(const Task& task, std::int64_t first, Source source, KeyRange c,
   }
 }
 
+/// K of a tile: transposed, or row by row with the rank-one terms of a group behind the channels.
+std::int64_t k_floats(const AttentionProblem& problem) {
+  return std::max(problem.head_dim * kKeyStride, kKeyTile * (problem.head_dim + problem.q_heads / problem.kv_heads));
+}
+
 }  // namespace
 
 std::int64_t scratch_floats(const AttentionProblem& problem) {
   const std::int64_t dv = padded(problem.head_dim_v);
   const std::int64_t factors = kKeyTile * std::max(problem.head_dim, problem.head_dim_v) / 2 + kFactorPadding;
-  return problem.head_dim * (kKeyStride + kFewRows) + kKeyTile * dv + kRowBlock * kKeyTile + 2 * kRowBlock * (dv + 2) +
-         kFewRows + kKeyTile + padded(factors);
+  return k_floats(problem) + problem.head_dim * kFewRows + kKeyTile * dv + kRowBlock * kKeyTile +
+         2 * kRowBlock * (dv + 2) + kFewRows + kKeyTile + padded(factors) + column_floats(problem);
 }
 
 Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
   const std::int64_t dv = padded(problem.head_dim_v);
   Scratch s;
   s.k = memory;
-  s.v = s.k + problem.head_dim * kKeyStride;
+  s.v = s.k + k_floats(problem);
   s.s = s.v + kKeyTile * dv;
   s.packed.o = s.s + kRowBlock * kKeyTile;
   s.wide.o = s.packed.o + kRowBlock * dv;
@@ -157,13 +150,14 @@ Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
   s.q = s.wide.l + kRowBlock;
   s.q_sum = s.q + kFewRows * problem.head_dim;
   s.minima = s.q_sum + kFewRows;
-  s.factors = s.minima + kKeyTile;
+  s.q_columns = s.minima + kKeyTile;
+  s.factors = s.q_columns + column_floats(problem);
   return s;
 }
 
 void reset(const AttentionProblem& problem, std::int64_t rows, OnlineState& state) {
-  std::fill_n(state.m, rows, kMasked);
-  std::fill_n(state.l, rows, 0.0F);
+  std::fill_n(state.m, padded(rows), kMasked);
+  std::fill_n(state.l, padded(rows), 0.0F);
   std::fill_n(state.o, rows * padded(problem.head_dim_v), 0.0F);
 }
 
@@ -182,6 +176,7 @@ void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
     }
   }
   if (c.begin >= c.end) return;
+  if (task.count >= kManyRows) return add_columns(task, first, c, seen, source, s);
   if (source == Source::pages && s.words_k) {
     score_words(task, first, c, s);
   } else {

@@ -26,13 +26,14 @@ struct OnlineState {
 
 /// Memory of one worker, in floats.
 struct Scratch {
-  float* k = nullptr;  // [head_dim, kKeyStride]
+  float* k = nullptr;  // [head_dim, kKeyStride], or [kKeyTile, head_dim and rank-one terms] of many_rows.hpp
   float* v = nullptr;  // [kKeyTile, padded(head_dim_v)]
-  float* s = nullptr;  // [kRowBlock, kKeyTile] scores, then probabilities
+  float* s = nullptr;  // [kRowBlock, kKeyTile] scores, then probabilities; transposed in many_rows.hpp
   OnlineState packed, wide;
   // Of few_rows.hpp: queries in word order and their sums, factors [kKeyTile, blocks] and minima of a tile's keys.
   float *q = nullptr, *q_sum = nullptr, *factors = nullptr, *minima = nullptr;
   bool words_k = false, words_v = false;
+  float* q_columns = nullptr;  // of many_rows.hpp: queries transposed, then a factor per row
 };
 [[nodiscard]] std::int64_t scratch_floats(const AttentionProblem& problem);
 [[nodiscard]] Scratch lay_out_scratch(const AttentionProblem& problem, float* memory);
@@ -45,6 +46,12 @@ struct Row {
   KeyRange keys;              // visible, clipped to the split
   KeyRange packed;            // read from the pages when inside
   float shift = 0.0F;         // natural-log units
+};
+
+/// Up to two ranges of a tile: keys of one source that a row sees. Offsets from the tile's first key.
+struct Visible {
+  KeyRange part[2];
+  [[nodiscard]] bool empty() const { return part[0].begin >= part[0].end && part[1].begin >= part[1].end; }
 };
 
 /// What a task works on: `count` rows of one (sequence, KV head).

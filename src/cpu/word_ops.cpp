@@ -193,6 +193,27 @@ void accumulate_all(const WordRows& v, std::int64_t keys, std::int64_t rows, con
   }
 }
 
+template <std::size_t kLanes, class Codec>
+void expand_all(const WordRows& x, std::int64_t keys, const float* minima, float* out, std::int64_t stride) {
+  const typename Codec::D d;
+  const hn::RebindToUnsigned<typename Codec::D> du;
+  const Codec codec(x.table);
+  const Spread<kLanes> spread(x);
+  const std::int64_t blocks = spread.block(x.words);
+  for (std::int64_t w = 0; w < x.words; w += kLanes) {
+    const float* factors = x.factors + spread.block(w);
+    for (std::int64_t j = 0; j < keys; ++j) {
+      auto words = hn::LoadU(du, reinterpret_cast<const std::uint32_t*>(x.codes + j * x.row_stride) + w);
+      const auto factor = spread(factors + j * blocks);
+      const auto minimum = minima == nullptr ? hn::Zero(d) : hn::Set(d, minima[j]);
+      for (int n = 0; n < Codec::kPerWord; ++n) {
+        hn::StoreU(hn::MulAdd(codec.first(words), factor, minimum), d, out + j * stride + n * x.words + w);
+        words = next_code<Codec>(words);
+      }
+    }
+  }
+}
+
 #define MPFA_FOR_CODE(code, kLanes, call)                          \
   switch (code) {                                                  \
     case formats::WordCode::table16: return call(Table16<kLanes>); \
@@ -220,6 +241,12 @@ void AccumulateOf(const WordRows& v, std::int64_t keys, std::int64_t rows, const
   MPFA_FOR_CODE(v.code, kLanes, MPFA_CALL)
 #undef MPFA_CALL
 }
+template <std::size_t kLanes>
+void ExpandOf(const WordRows& x, std::int64_t keys, const float* minima, float* out, std::int64_t stride) {
+#define MPFA_CALL(Codec) expand_all<kLanes, Codec>(x, keys, minima, out, stride)
+  MPFA_FOR_CODE(x.code, kLanes, MPFA_CALL)
+#undef MPFA_CALL
+}
 #undef MPFA_FOR_CODE
 
 constexpr bool kWideVectors = hn::MaxLanes(hn::ScalableTag<float>()) >= 16;
@@ -242,12 +269,20 @@ void Accumulate(const WordRows& v, std::int64_t keys, std::int64_t rows, const f
   }
   AccumulateOf<8>(v, keys, rows, p, p_stride, o, o_stride);
 }
+
+void Expand(const WordRows& x, std::int64_t keys, const float* minima, float* out, std::int64_t stride) {
+  if constexpr (kWideVectors) {
+    if (x.words % 16 == 0) return ExpandOf<16>(x, keys, minima, out, stride);
+  }
+  ExpandOf<8>(x, keys, minima, out, stride);
+}
 #else
 bool Take(std::int64_t) {
   return false;
 }
 void Scores(const WordRows&, std::int64_t, std::int64_t, const float*, float*, std::int64_t) {}
 void Accumulate(const WordRows&, std::int64_t, std::int64_t, const float*, std::int64_t, float*, std::int64_t) {}
+void Expand(const WordRows&, std::int64_t, const float*, float*, std::int64_t) {}
 #endif
 #undef MPFA_HAVE_WORDS
 
@@ -260,6 +295,7 @@ namespace mpfa::cpu {
 HWY_EXPORT(Take);
 HWY_EXPORT(Scores);
 HWY_EXPORT(Accumulate);
+HWY_EXPORT(Expand);
 
 bool word_ops_take(std::int64_t words) {
   return HWY_DYNAMIC_DISPATCH(Take)(words);
@@ -271,6 +307,10 @@ void word_scores(const WordRows& k, std::int64_t keys, std::int64_t rows, const 
 void word_accumulate(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, std::int64_t p_stride,
                      float* o, std::int64_t o_stride) {
   HWY_DYNAMIC_DISPATCH(Accumulate)(v, keys, rows, p, p_stride, o, o_stride);
+}
+
+void word_expand(const WordRows& x, std::int64_t keys, const float* minima, float* out, std::int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(Expand)(x, keys, minima, out, stride);
 }
 
 }  // namespace mpfa::cpu

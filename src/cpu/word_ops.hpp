@@ -42,4 +42,7 @@ void word_scores(const WordRows& k, std::int64_t keys, std::int64_t rows, const 
 void word_accumulate(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, std::int64_t p_stride,
                      float* o, std::int64_t o_stride);
 
+/// out[j * stride + ..] = row j as floats in word order, plus minima[j] where minima is not null.
+void word_expand(const WordRows& x, std::int64_t keys, const float* minima, float* out, std::int64_t stride);
+
 }  // namespace mpfa::cpu

@@ -1,33 +1,15 @@
 /* The C ABI from a C11 program: closed-form attention, views, quantising, and every kind of refusal. */
 #include <math.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "mpfa/mpfa.h"
+#include "tests/capi/check.h"
 
-static int failures = 0;
-static mpfa_error error = MPFA_ERROR_INIT;
+int failures = 0;
+mpfa_error error = MPFA_ERROR_INIT;
 
-#define CHECK(condition)                                                                               \
-  do {                                                                                                 \
-    if (!(condition)) {                                                                                \
-      printf("%s:%d: %s is false; last message: %s\n", __FILE__, __LINE__, #condition, error.message); \
-      ++failures;                                                                                      \
-    }                                                                                                  \
-  } while (0)
-#define CHECK_NEAR(a, b, tolerance) CHECK(fabs((double)(a) - (double)(b)) <= (tolerance))
-#define CHECK_REFUSED(call, code, part) \
-  do {                                  \
-    CHECK((call) == (code));            \
-    CHECK(error.status == (code));      \
-    CHECK(strstr(error.message, part)); \
-  } while (0)
-
-enum { kHeads = 4, kKvHeads = 2, kDim = 32, kMaxTokens = 200 };
-
-static mpfa_recipe* recipe_of(const char* text) {
+mpfa_recipe* recipe_of(const char* text) {
   mpfa_recipe* recipe = NULL;
   CHECK(mpfa_recipe_parse(text, &recipe, &error) == MPFA_OK);
   return recipe;
@@ -258,6 +240,7 @@ int main(void) {
   test_sink_and_caller_memory();
   test_quantize();
   test_merge();
+  test_editing();
   test_refusals();
   printf("%s\n", failures == 0 ? "all C ABI checks passed" : "C ABI checks failed");
   return failures == 0 ? 0 : 1;

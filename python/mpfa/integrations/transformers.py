@@ -10,139 +10,25 @@ A layer's `update` runs before the attention function, which alone sees the quer
 parks the new keys and values on the layer and tags the key tensor with it; the attention function
 appends and attends in the packed cache. Nothing is ever unpacked as a whole. Layers with a sliding
 window keep all tokens; the window is applied when they are read.
+
+Assisted decoding and prompt lookup drop rejected drafts from the packed cache; beam search forks its
+sequences, which share pages until they differ. Drafts appended together with the prompt count in means
+that a recipe takes from the first append.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
+from transformers.cache_utils import Cache, get_layer_types_and_kwargs
 
 import mpfa
+from mpfa.integrations.transformers_layer import NAME, MpfaLayer, StaticMeans
 
-NAME = "mpfa"
+__all__ = ["MpfaCache", "MpfaLayer", "StaticMeans", "mpfa_attention", "mpfa_mask", "register"]
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-
-
-@dataclass(frozen=True)
-class StaticMeans:
-    """Calibrated float32 means of one layer, post-RoPE; only those that the recipe takes."""
-
-    k: torch.Tensor | None = None  # [kv_heads, d]
-    q: torch.Tensor | None = None  # [q_heads, d]
-    v: torch.Tensor | None = None  # [kv_heads, d_v]
-
-
-class MpfaLayer(CacheLayerMixin):
-    """The packed keys and values of one model layer."""
-
-    is_sliding = False
-
-    def __init__(self, recipe: str, means: StaticMeans | None = None, page_size: int = 64) -> None:
-        super().__init__()
-        self.recipe = recipe
-        self.means = means or StaticMeans()
-        self.page_size = page_size
-        self.packed: mpfa.PagedCache | None = None
-        self._length = 0
-        self._sealed = False
-        self._pending: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def lazy_initialization(self, key_states, value_states) -> None:
-        """Nothing to do: the packed cache is made when the number of query heads is known."""
-
-    def update(self, key_states, value_states, *args, **kwargs):
-        """Park new post-RoPE keys and values [b, kv_heads, s, d] until the attention function runs."""
-        if self._pending is not None:
-            raise mpfa.MpfaError(
-                "MpfaCache: keys of an earlier step were never attended; load the model with "
-                f"attn_implementation='{NAME}' so that the cache and the attention function belong together"
-            )
-        tagged = key_states.view_as(key_states)
-        tagged.mpfa_layer = self
-        self._pending = (key_states, value_states)
-        return tagged, value_states
-
-    def attend(
-        self, query: torch.Tensor, scale: float | None, window: tuple[int, int], softcap: float, sinks
-    ) -> torch.Tensor:
-        """Append the parked tokens and attend; query [b, q_heads, s, d] -> output [b, s, q_heads, d_v]."""
-        if self._pending is None:
-            raise mpfa.MpfaError("MpfaCache: the attention function ran twice after one cache update")
-        (key, value), self._pending = self._pending, None
-        q, k, v = (x.transpose(1, 2).contiguous() for x in (query, key, value))
-        if self.packed is None:
-            self.packed = self._create(q, k, v)
-            self.is_initialized = True
-        elif q.shape[1] == 1:
-            self.seal()
-        self.packed.append(k, v, q=q)
-        self._length += k.shape[1]
-        return self.packed.attend(q, softmax_scale=scale, causal=True, window=window, softcap=softcap, sinks=sinks)
-
-    def seal(self) -> None:
-        """End the 16-bit phase of recipes that have one. The first single-token step does it by itself."""
-        if self.packed is not None and not self._sealed:
-            self.packed.seal()
-            self._sealed = True
-
-    def _create(self, q, k, v) -> mpfa.PagedCache:
-        return mpfa.PagedCache(
-            self.recipe,
-            q_heads=q.shape[2],
-            kv_heads=k.shape[2],
-            head_dim=k.shape[3],
-            head_dim_v=v.shape[3],
-            batch=k.shape[0],
-            page_size=self.page_size,
-            k_mean=self.means.k,
-            q_mean=self.means.q,
-            v_mean=self.means.v,
-        )
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self._length
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def reset(self) -> None:
-        """Forget everything, frozen means included."""
-        self.packed = None
-        self.is_initialized = False
-        self._length = 0
-        self._sealed = False
-        self._pending = None
-
-    def _refuse(self, what: str):
-        raise mpfa.MpfaError(
-            f"MpfaCache does not support {what}: packed pages are not copied between sequences; "
-            "use greedy search or sampling with num_beams=1 and without an assistant model"
-        )
-
-    def reorder_cache(self, beam_idx) -> None:
-        self._refuse("beam search")
-
-    def crop(self, tokens_to_remove: int) -> None:
-        self._refuse("removing tokens (assisted decoding)")
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self._refuse("repeating the batch")
-
-    def batch_select_indices(self, indices) -> None:
-        self._refuse("selecting from the batch")
-
-    def offload(self) -> None:
-        self._refuse("offloading")
-
-    def prefetch(self) -> None:
-        self._refuse("offloading")
 
 
 class MpfaCache(Cache):

@@ -3,43 +3,12 @@
 import pytest
 
 torch = pytest.importorskip("torch", reason="the adapter needs torch")
-transformers = pytest.importorskip("transformers", reason="the adapter needs transformers")
+pytest.importorskip("transformers", reason="the adapter needs transformers")
+
+from tiny_models import tiny_gemma3, tiny_llama  # noqa: E402
 
 import mpfa  # noqa: E402
 from mpfa.integrations.transformers import MpfaCache, register  # noqa: E402
-
-
-def tiny_llama():
-    config = transformers.LlamaConfig(
-        vocab_size=97,
-        hidden_size=128,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        initializer_range=0.08,
-        eos_token_id=None,
-    )
-    return transformers.LlamaForCausalLM(config)
-
-
-def tiny_gemma3():
-    config = transformers.Gemma3TextConfig(
-        vocab_size=97,
-        hidden_size=128,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=64,
-        query_pre_attn_scalar=64,
-        sliding_window=8,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        initializer_range=0.08,
-        eos_token_id=None,
-    )
-    return transformers.Gemma3ForCausalLM(config)
 
 
 @pytest.fixture(params=[tiny_llama, tiny_gemma3], ids=["llama", "gemma3"])
@@ -126,10 +95,14 @@ def test_mask_of_the_users_own_is_refused(model):
 
 
 @torch.inference_mode()
-def test_beam_search_is_refused(model):
+def test_changing_the_batch_is_refused(model):
     model.set_attn_implementation("mpfa")
-    with pytest.raises(mpfa.MpfaError, match="beam search"):
-        model.generate(prompt(), cache=MpfaCache(model.config, "bf16"), num_beams=2, max_new_tokens=4, do_sample=False)
+    cache = MpfaCache(model.config, "bf16")
+    model(prompt(), cache=cache)
+    with pytest.raises(mpfa.MpfaError, match="repeating the batch"):
+        cache.batch_repeat_interleave(2)
+    with pytest.raises(mpfa.MpfaError, match="selecting"):
+        cache.batch_select_indices(torch.tensor([0]))
 
 
 def test_unknown_recipe_fails_at_once():

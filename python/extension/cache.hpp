@@ -1,0 +1,67 @@
+// mpfa._core.Cache: the paged cache as Python holds it.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <utility>
+
+#include "extension/bindings.hpp"
+#include "extension/runner.hpp"
+#include "mpfa/cache.hpp"
+
+namespace mpfa::python {
+
+class Cache {
+ public:
+  /// `grows`: the pool becomes larger when a call lacks pages.
+  Cache(PagedCache cache, bool grows);
+
+  void append(nb::handle k, nb::handle v, nb::handle q, nb::handle sequences, nb::handle counts);
+  void attend(nb::handle q, nb::handle out, nb::handle lse, float softmax_scale, float softcap, bool causal,
+              std::int64_t window_left, std::int64_t window_right, nb::object sinks, nb::object mask,
+              nb::object alibi_slopes, nb::object cu_seqlens_q, int threads);
+  void seal();
+  void reserve(std::int64_t tokens);
+
+  void free_sequence(std::int64_t sequence);
+  void fork(std::int64_t source, std::int64_t target, std::int64_t tokens);  // tokens: -1 for all
+  void truncate(std::int64_t sequence, std::int64_t tokens);
+  void write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping);
+  void free_slots(nb::handle pages);
+  [[nodiscard]] nb::bytes save(std::int64_t sequence);
+  void load(std::int64_t sequence, nb::bytes data);
+  void copy_page(std::int64_t from, std::int64_t to);
+  void set_pages(std::int64_t sequence, nb::handle pages);
+
+  /// What `question` answers about the cache while no other thread changes it.
+  template <class Question>
+  [[nodiscard]] auto ask(Question question) {
+    nb::gil_scoped_release released;
+    std::lock_guard lock(mutex_);
+    return question(std::as_const(cache_));
+  }
+
+ private:
+  /// Runs `body` with the GIL released and no other thread in this cache; the lock is never waited for with the GIL.
+  template <class Body>
+  Status exclusively(Body body) {
+    nb::gil_scoped_release released;
+    std::lock_guard lock(mutex_);
+    return body();
+  }
+  /// Runs `body`; when it lacks pages and the pool grows, makes room for `missing()` more pages and runs it again.
+  Status with_room(const std::function<Status()>& body, const std::function<std::int64_t()>& missing);
+  [[nodiscard]] std::int64_t longest() const;
+
+  PagedCache cache_;
+  Runner runner_;
+  bool grows_;
+  std::mutex mutex_;
+};
+
+/// Pages for `tokens` of each of `batch` sequences; a hostile product becomes a number that create() refuses.
+[[nodiscard]] std::int64_t pages_for(std::int64_t tokens, std::int64_t batch, std::int64_t page_size);
+/// Ids as the library takes them; `name` is for messages.
+[[nodiscard]] std::int32_t narrow(std::int64_t id, const char* name);
+
+}  // namespace mpfa::python

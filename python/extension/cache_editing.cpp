@@ -1,0 +1,80 @@
+// The cache of Python: sequences and pages edited without attention.
+#include <span>
+
+#include "extension/cache.hpp"
+
+namespace mpfa::python {
+
+namespace {
+
+std::vector<std::int32_t> import_pages(nb::handle pages) {
+  const auto ids = import_integers(pages, "pages");
+  if (!ids) fail("pages is None; page ids are needed");
+  std::vector<std::int32_t> ids32;
+  for (const std::int64_t id : *ids) ids32.push_back(narrow(id, "pages"));
+  return ids32;
+}
+
+/// k or v [tokens, heads, head dim] as the [1, tokens, heads, head dim] of the library.
+Array import_tokens(nb::handle x, const char* name, std::size_t tokens) {
+  const Array a = import_rows(x, name, true);
+  if (static_cast<std::size_t>(a.shape[1]) != tokens) {
+    fail("write_slots: slot_mapping has {} entries, {} has {} tokens; one slot each is needed, -1 to skip a token",
+         tokens, name, a.shape[1]);
+  }
+  return a;
+}
+
+}  // namespace
+
+void Cache::free_sequence(std::int64_t sequence) {
+  check(exclusively([&] { return cache_.free_sequence(sequence); }));
+}
+
+void Cache::fork(std::int64_t source, std::int64_t target, std::int64_t tokens) {
+  check(exclusively([&] { return cache_.fork(source, target, tokens); }));
+}
+
+void Cache::truncate(std::int64_t sequence, std::int64_t tokens) {
+  check(exclusively([&] { return cache_.truncate(sequence, tokens); }));
+}
+
+void Cache::write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping) {
+  const auto slots = import_integers(slot_mapping, "slot_mapping");
+  if (!slots) fail("slot_mapping is None; one slot per token is needed");
+  const Array k_array = import_tokens(k, "k", slots->size());
+  const Array v_array = import_tokens(v, "v", slots->size());
+  check(exclusively([&] { return cache_.write_slots(k_array.view(), v_array.view(), *slots); }));
+}
+
+void Cache::free_slots(nb::handle pages) {
+  const std::vector<std::int32_t> ids = import_pages(pages);
+  check(exclusively([&] { return cache_.free_slots(ids); }));
+}
+
+nb::bytes Cache::save(std::int64_t sequence) {
+  std::vector<std::byte> blob;
+  check(exclusively([&] { return cache_.save(blob, sequence); }));
+  return nb::bytes(blob.data(), blob.size());
+}
+
+void Cache::load(std::int64_t sequence, nb::bytes data) {
+  const std::span blob(static_cast<const std::byte*>(data.data()), data.size());
+  // The page count inside the bytes is checked by load; that of their size is never less.
+  const auto missing = [&] {
+    const std::int64_t page_bytes = cache_.storage_bytes() / cache_.config().num_pages;
+    return static_cast<std::int64_t>(blob.size()) / page_bytes - cache_.free_pages();
+  };
+  check(exclusively([&] { return with_room([&] { return cache_.load(blob, sequence); }, missing); }));
+}
+
+void Cache::copy_page(std::int64_t from, std::int64_t to) {
+  check(exclusively([&] { return cache_.copy_page(from, to); }));
+}
+
+void Cache::set_pages(std::int64_t sequence, nb::handle pages) {
+  const std::vector<std::int32_t> ids = import_pages(pages);
+  check(exclusively([&] { return cache_.set_pages(sequence, ids); }));
+}
+
+}  // namespace mpfa::python
