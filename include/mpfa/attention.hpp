@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "mpfa/cache_view.hpp"
+#include "mpfa/executor.hpp"
 #include "mpfa/recipe.hpp"
 #include "mpfa/status.hpp"
 #include "mpfa/tensor.hpp"
@@ -39,7 +40,7 @@ struct AttentionProblem {
   bool sinks = false;              // one more logit per head in the denominator
   bool alibi = false;              // logit -= slope[h] * |p - j|
   MaskTensor mask = MaskTensor::none;
-  int threads = 0;  // 0: as many as the machine has
+  int threads = 0;  // most threads of a call; 0: as many as the process may use
 };
 
 /// Pointers of one call. Inputs are never written.
@@ -81,8 +82,10 @@ struct Plan {
 
 /// Checks the problem and fixes schedule and workspace; valid for any length up to max_kv.
 [[nodiscard]] Result<Plan> plan(const AttentionProblem& problem, Device device);
-/// Runs the plan. Checks every pointer, shape, length and page id before anything is written.
-[[nodiscard]] Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace);
+/// Runs the plan. Checks every pointer, shape, length and page id before anything is written. Calls may run at the same
+/// time with workspaces and outputs of their own.
+[[nodiscard]] Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace,
+                            const Executor& executor = {});
 
 /// Checks the problem alone (shapes, dtypes, recipe against head dims and page size), device-independent.
 [[nodiscard]] Status check_problem(const AttentionProblem& problem);

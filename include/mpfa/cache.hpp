@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "mpfa/cache_view.hpp"
+#include "mpfa/executor.hpp"
 #include "mpfa/recipe.hpp"
 #include "mpfa/status.hpp"
 #include "mpfa/tensor.hpp"
@@ -26,6 +27,8 @@ struct CacheConfig {
   std::vector<float> v_mean;    // [kv_heads, head_dim_v]
   std::vector<float> k_global;  // [kv_heads]
   std::vector<float> v_global;  // [kv_heads]
+  int threads = 0;              // most threads of an append; 0: as many as the process may use
+  Executor executor;            // what runs them
 };
 
 /// Exact bytes per token over all KV heads: codes, scales and rank-one terms of K and V.

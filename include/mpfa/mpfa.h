@@ -75,6 +75,16 @@ typedef struct mpfa_cache mpfa_cache;
 typedef struct mpfa_blob mpfa_blob;
 typedef struct mpfa_plan mpfa_plan;
 
+/* Threads of the caller: a way to run the tasks of a call. parallel_for calls body(argument, task, worker) once for
+ * every task in [0, tasks), in any order, and returns when all are done; worker is in [0, threads) and no two calls at
+ * the same time have the same one. Where an executor is NULL, the library uses a pool of its own. */
+typedef struct mpfa_executor {
+  size_t struct_size;
+  void* context; /* first argument of parallel_for */
+  void (*parallel_for)(void* context, int64_t tasks, int32_t threads,
+                       void (*body)(void* argument, int64_t task, int32_t worker), void* argument);
+} mpfa_executor;
+
 /* ---- version ---- */
 MPFA_API const char* mpfa_version(void);
 /* Call once with MPFA_ABI_VERSION: fails when header and library do not belong together. */
@@ -114,11 +124,13 @@ typedef struct mpfa_cache_config {
   const mpfa_recipe* recipe; /* copied */
   int64_t batch, num_pages, page_size;
   int64_t q_heads, kv_heads, head_dim, head_dim_v;
-  const float* k_mean;   /* [kv_heads, head_dim], for centre=static; NULL otherwise, like the rest */
-  const float* q_mean;   /* [q_heads, head_dim] */
-  const float* v_mean;   /* [kv_heads, head_dim_v] */
-  const float* k_global; /* [kv_heads], for formats with a calibrated scale */
-  const float* v_global; /* [kv_heads] */
+  const float* k_mean;           /* [kv_heads, head_dim], for centre=static; NULL otherwise, like the rest */
+  const float* q_mean;           /* [q_heads, head_dim] */
+  const float* v_mean;           /* [kv_heads, head_dim_v] */
+  const float* k_global;         /* [kv_heads], for formats with a calibrated scale */
+  const float* v_global;         /* [kv_heads] */
+  int32_t threads;               /* most threads of an append; 0: as many as the process may use */
+  const mpfa_executor* executor; /* copied; its context must outlive the cache; NULL: the library's pool */
 } mpfa_cache_config;
 MPFA_API void mpfa_cache_config_init(mpfa_cache_config* config, size_t struct_size); /* batch 1, page_size 64 */
 
@@ -223,7 +235,7 @@ typedef struct mpfa_problem {
   int64_t window_left, window_right;    /* -1: unlimited */
   int32_t causal, has_sinks, has_alibi; /* 0 or 1; bottom-right aligned */
   mpfa_mask_kind mask;
-  int32_t threads; /* 0: as many as the machine has */
+  int32_t threads; /* most threads of a call; 0: as many as the process may use */
 } mpfa_problem;
 MPFA_API void mpfa_problem_init(mpfa_problem* problem, size_t struct_size); /* defaults: no mask, f32, page_size 64 */
 
@@ -234,11 +246,12 @@ typedef struct mpfa_attend_args {
   const int64_t* cu_seqlens_q; /* [batch + 1] for ragged q, NULL for dense */
   mpfa_cache* cache;
   const mpfa_cache_view* view;
-  mpfa_tensor out;           /* like q with head_dim_v */
-  float* lse;                /* [batch, q_heads, sq] or ragged [q_heads, total_q], natural log; may be NULL */
-  const float* sinks;        /* [q_heads] */
-  const float* alibi_slopes; /* [q_heads] */
-  mpfa_tensor mask;          /* [batch|1, q_heads|1, sq, sk], u8 (0 = masked) or f32 (added) */
+  mpfa_tensor out;               /* like q with head_dim_v */
+  float* lse;                    /* [batch, q_heads, sq] or ragged [q_heads, total_q], natural log; may be NULL */
+  const float* sinks;            /* [q_heads] */
+  const float* alibi_slopes;     /* [q_heads] */
+  mpfa_tensor mask;              /* [batch|1, q_heads|1, sq, sk], u8 (0 = masked) or f32 (added) */
+  const mpfa_executor* executor; /* what runs the threads of the call; NULL: the library's pool */
 } mpfa_attend_args;
 MPFA_API void mpfa_attend_args_init(mpfa_attend_args* args, size_t struct_size);
 

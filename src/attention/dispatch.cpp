@@ -1,23 +1,16 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <thread>
 
 #include "attention/names.hpp"
 #include "cpu/kernel.hpp"
 #include "mpfa/attention.hpp"
+#include "threads/run_tasks.hpp"
 
 namespace mpfa {
 namespace {
 
 constexpr std::uintptr_t kWorkspaceAlignment = 64;
-
-/// Threads of the plan: what was asked for, or what the process may use.
-int resolve_threads(int threads) {
-  if (threads > 0) return threads;
-  const unsigned hardware = std::thread::hardware_concurrency();
-  return hardware > 0 ? static_cast<int>(hardware) : 1;
-}
 
 Status check_workspace(const Plan& plan, Workspace w) {
   if (plan.workspace_bytes == 0) return {};
@@ -53,20 +46,20 @@ Result<Plan> plan(const AttentionProblem& problem, Device device) {
   Plan p;
   p.problem = problem;
   p.kernel = support.kernel;
-  p.threads = resolve_threads(problem.threads);
+  p.threads = threads::resolve_threads(problem.threads);
   p.split_keys = cpu::kSplitKeys;
   p.workspace_bytes = cpu::workspace_bytes(problem, p.threads, p.split_keys);
   return p;
 }
 
-Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace) {
+Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace, const Executor& executor) {
   if (plan.kernel != "cpu_tiled") {
     return {StatusCode::invalid_argument,
             fmt::format("attend: the plan names kernel '{}'; use a Plan that plan() returned", plan.kernel)};
   }
   MPFA_RETURN_IF_ERROR(check_tensors(plan.problem, tensors));
   MPFA_RETURN_IF_ERROR(check_workspace(plan, workspace));
-  return cpu::attend(plan, tensors, workspace);
+  return cpu::attend(plan, tensors, workspace, executor);
 }
 
 }  // namespace mpfa

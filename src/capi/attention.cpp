@@ -134,7 +134,9 @@ mpfa_status mpfa_attend(const mpfa_plan* plan, const mpfa_attend_args* args, voi
     std::vector<mpfa::SequenceView> sequences;
     const auto tensors = to_tensors(plan->plan.problem, args, sequences);
     if (!tensors.ok()) return tensors.status();
-    return mpfa::attend(plan->plan, tensors.value(), {workspace, workspace_bytes});
+    const auto executor = mpfa::capi::to_executor("mpfa_attend", args->executor);
+    if (!executor.ok()) return executor.status();
+    return mpfa::attend(plan->plan, tensors.value(), {workspace, workspace_bytes}, executor.value());
   });
 }
 

@@ -43,6 +43,10 @@ mpfa::Result<mpfa::CacheConfig> to_config(const mpfa_cache_config* c) {
   copy_if(c->v_mean, c->kv_heads * c->head_dim_v, config.v_mean);
   copy_if(c->k_global, c->kv_heads, config.k_global);
   copy_if(c->v_global, c->kv_heads, config.v_global);
+  config.threads = c->threads;
+  auto executor = mpfa::capi::to_executor(kCall, c->executor);
+  if (!executor.ok()) return executor.status();
+  config.executor = executor.value();
   return config;
 }
 

@@ -1,5 +1,6 @@
 // C structs to the C++ ones, and statuses back.
 #include <algorithm>
+#include <type_traits>
 
 #include "capi/handles.hpp"
 
@@ -64,6 +65,16 @@ Result<Device> to_device(const char* call, mpfa_device device) {
     case MPFA_SM120: return Device::sm120;
   }
   return invalid(fmt::format("{}: device is {}; use MPFA_CPU, MPFA_SM90, MPFA_SM100 or MPFA_SM120", call, device));
+}
+
+Result<Executor> to_executor(const char* call, const mpfa_executor* e) {
+  static_assert(std::is_same_v<int, std::int32_t>, "the C function pointer is passed on as it is");
+  if (e == nullptr) return Executor{};
+  MPFA_RETURN_IF_ERROR(check_struct(call, "executor", e));
+  if (e->parallel_for == nullptr) {
+    return invalid(fmt::format("{}: executor->parallel_for is NULL; set it, or pass no executor", call));
+  }
+  return Executor{e->parallel_for, e->context};
 }
 
 Status check_dtype(const char* call, const char* name, mpfa_dtype dtype) {

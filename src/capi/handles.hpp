@@ -95,6 +95,8 @@ void init_struct(T* s, std::size_t struct_size, T defaults) {
 }
 
 [[nodiscard]] Result<Device> to_device(const char* call, mpfa_device device);
+/// NULL is the library's pool.
+[[nodiscard]] Result<Executor> to_executor(const char* call, const mpfa_executor* e);
 [[nodiscard]] Status check_dtype(const char* call, const char* name, mpfa_dtype dtype);
 /// Checks the dtype; shapes and strides are checked by the call that reads the view.
 [[nodiscard]] Result<TensorView> to_view(const char* call, const char* name, const mpfa_tensor& t);

@@ -12,8 +12,8 @@
 #include "cpu/many_rows.hpp"
 #include "cpu/queries.hpp"
 #include "cpu/store.hpp"
-#include "cpu/thread_pool.hpp"
 #include "cpu/tile.hpp"
+#include "threads/run_tasks.hpp"
 
 namespace mpfa::cpu {
 namespace {
@@ -151,7 +151,7 @@ std::size_t workspace_bytes(const AttentionProblem& problem, int threads, std::i
   return static_cast<std::size_t>(floats) * sizeof(float);
 }
 
-Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace) {
+Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace, const Executor& executor) {
   const AttentionProblem& p = plan.problem;
   auto* memory = static_cast<float*>(workspace.data);
   const std::int64_t rows = total_rows(p);
@@ -160,11 +160,12 @@ Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace works
   float* scratch = memory;
   float* partials = memory + plan.threads * padded(scratch_floats(p));
 
-  ThreadPool& pool = ThreadPool::shared();
-  pool.parallel_for(p.batch * p.kv_heads, plan.threads,
-                    [&](std::int64_t i, int) { prepare_queries(p, tensors, i / p.kv_heads, i % p.kv_heads, queries); });
+  threads::run_tasks(executor, p.batch * p.kv_heads, plan.threads, [&](std::int64_t i, int) {
+    prepare_queries(p, tensors, i / p.kv_heads, i % p.kv_heads, queries);
+  });
   const std::vector<Item> items = list_items(plan, tensors);
-  pool.parallel_for(static_cast<std::int64_t>(items.size()), plan.threads, [&](std::int64_t i, int worker) {
+  const auto count = static_cast<std::int64_t>(items.size());
+  threads::run_tasks(executor, count, plan.threads, [&](std::int64_t i, int worker) {
     const Item& item = items[i];
     Task task;
     describe_rows(plan, tensors, item, queries, task);
@@ -179,7 +180,7 @@ Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace works
       std::copy_n(s.packed.l, item.count, part.l);
     }
   });
-  pool.parallel_for(static_cast<std::int64_t>(items.size()), plan.threads, [&](std::int64_t i, int) {
+  threads::run_tasks(executor, count, plan.threads, [&](std::int64_t i, int) {
     const Item& item = items[i];
     if (item.partial < 0 || item.split != 0) return;
     OnlineState sum = partial_state(p, partials, item.partial);

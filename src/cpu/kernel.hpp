@@ -15,6 +15,7 @@ inline constexpr std::int64_t kSplitKeys = 4096;
 [[nodiscard]] Support supports(const AttentionProblem& problem);
 [[nodiscard]] std::size_t workspace_bytes(const AttentionProblem& problem, int threads, std::int64_t split_keys);
 /// Tensors have passed check_tensors; the workspace is large enough and aligned to 64 bytes.
-[[nodiscard]] Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace);
+[[nodiscard]] Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace,
+                            const Executor& executor);
 
 }  // namespace mpfa::cpu

@@ -49,7 +49,17 @@ static mpfa_problem problem_of(const mpfa_recipe* recipe) {
   problem.kv_heads = kKvHeads;
   problem.head_dim = kDim;
   problem.head_dim_v = kDim;
+  problem.threads = 2;
   return problem;
+}
+
+/* An executor of the caller: counts its calls and runs the tasks from the last one. */
+static int64_t executor_calls;
+static void run_backwards(void* context, int64_t tasks, int32_t threads, void (*body)(void*, int64_t, int32_t),
+                          void* argument) {
+  CHECK(threads == 2);
+  ++*(int64_t*)context;
+  for (int64_t i = tasks; i-- > 0;) body(argument, i, threads - 1);
 }
 
 /* One query row of zeros over the cache (or the view): every logit is 0. */
@@ -70,7 +80,11 @@ static mpfa_status attend_zeros(const mpfa_problem* problem, mpfa_cache* cache, 
   args.view = view;
   args.lse = lse;
   args.sinks = sinks;
+  const mpfa_executor executor = {sizeof executor, &executor_calls, run_backwards};
+  args.executor = &executor;
+  const int64_t calls = executor_calls;
   status = mpfa_attend(plan, &args, workspace, bytes, &error);
+  CHECK(status != MPFA_OK || executor_calls > calls);
   free(workspace);
   mpfa_plan_destroy(plan);
   return status;

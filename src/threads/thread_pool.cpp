@@ -1,11 +1,11 @@
-#include "cpu/thread_pool.hpp"
+#include "threads/thread_pool.hpp"
 
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 
-namespace mpfa::cpu {
+namespace mpfa::threads {
 
 int available_threads() {
   cpu_set_t set;
@@ -45,24 +45,25 @@ void ThreadPool::work(int worker) {
     if (stop_) return;
     seen = round_;
     lock.unlock();
-    for (std::int64_t i = next_.fetch_add(1); i < tasks_; i = next_.fetch_add(1)) (*body_)(i, worker);
+    for (std::int64_t i = next_.fetch_add(1); i < tasks_; i = next_.fetch_add(1)) body_(argument_, i, worker);
     lock.lock();
     if (--running_ == 0) done_.notify_one();
   }
 }
 
-void ThreadPool::parallel_for(std::int64_t tasks, int threads, const std::function<void(std::int64_t, int)>& body) {
+void ThreadPool::parallel_for(std::int64_t tasks, int threads, Body body, void* argument) {
   threads = static_cast<int>(std::min<std::int64_t>(std::max(threads, 1), tasks));
   const std::unique_lock owner(owner_, std::try_to_lock);
   const bool forked = owner.owns_lock() && !threads_.empty() && pid_ != static_cast<int>(getpid());
   if (threads <= 1 || !owner.owns_lock() || forked) {
-    for (std::int64_t i = 0; i < tasks; ++i) body(i, 0);
+    for (std::int64_t i = 0; i < tasks; ++i) body(argument, i, 0);
     return;
   }
   start(threads);
   {
     const std::lock_guard lock(mutex_);
-    body_ = &body;
+    body_ = body;
+    argument_ = argument;
     tasks_ = tasks;
     next_.store(0);
     active_ = threads;
@@ -70,9 +71,9 @@ void ThreadPool::parallel_for(std::int64_t tasks, int threads, const std::functi
     ++round_;
   }
   wake_.notify_all();
-  for (std::int64_t i = next_.fetch_add(1); i < tasks; i = next_.fetch_add(1)) body(i, 0);
+  for (std::int64_t i = next_.fetch_add(1); i < tasks; i = next_.fetch_add(1)) body(argument, i, 0);
   std::unique_lock lock(mutex_);
   done_.wait(lock, [&] { return running_ == 0; });
 }
 
-}  // namespace mpfa::cpu
+}  // namespace mpfa::threads

@@ -4,12 +4,11 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-namespace mpfa::cpu {
+namespace mpfa::threads {
 
 /// Threads of this machine that the process may use.
 [[nodiscard]] int available_threads();
@@ -21,10 +20,11 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  /// Runs body(task, worker) for task in [0, tasks) on up to `threads` threads, worker in [0, threads), and returns
-  /// when all are done. A call from a second thread while the pool is busy, or in a forked child, runs on its own
-  /// thread.
-  void parallel_for(std::int64_t tasks, int threads, const std::function<void(std::int64_t, int)>& body);
+  using Body = void (*)(void* argument, std::int64_t task, int worker);
+  /// Runs body(argument, task, worker) for task in [0, tasks) on up to `threads` threads, worker in [0, threads), and
+  /// returns when all are done. A call from a second thread while the pool is busy, or in a forked child, runs on its
+  /// own thread.
+  void parallel_for(std::int64_t tasks, int threads, Body body, void* argument);
 
   /// The pool of the process, started at first use.
   static ThreadPool& shared();
@@ -37,7 +37,8 @@ class ThreadPool {
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::vector<std::thread> threads_;
-  const std::function<void(std::int64_t, int)>* body_ = nullptr;
+  Body body_ = nullptr;
+  void* argument_ = nullptr;
   std::atomic<std::int64_t> next_{0};
   std::int64_t tasks_ = 0;
   int active_ = 0;   // workers allowed in this round
@@ -47,4 +48,4 @@ class ThreadPool {
   int pid_ = 0;
 };
 
-}  // namespace mpfa::cpu
+}  // namespace mpfa::threads
