@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import torch
-from timing import Contestant
+from timing import Contestant, Effort
 
 import mpfa
 
@@ -46,11 +46,19 @@ def grid(quick: bool) -> list[Case]:
             Case("prefill", 1, 512, 512),
             Case("append", 1, 0, 1024),
         ]
-    decode = [Case("decode", 1, 1, kv) for kv in (1024, 8192, 32768, 131072)]
-    decode += [Case("decode", 8, 1, kv) for kv in (1024, 8192)]
-    decode += [Case("decode", 1, 1, 8192, d=d) for d in (64, 256)]
-    prefill = [Case("prefill", 1, n, n) for n in (512, 2048, 4096)]
-    return [*decode, *prefill, Case("append", 1, 0, 4096)]
+    decode = [Case("decode", 1, 1, kv) for kv in (1024, 4096, 8192, 32768, 131072)]
+    decode += [Case("decode", b, 1, 8192) for b in (2, 4, 8)]
+    decode += [Case("decode", 8, 1, kv) for kv in (1024, 32768)]
+    decode += [Case("decode", 1, 1, kv, d=d) for d in (64, 256) for kv in (1024, 8192, 32768)]
+    prefill = [Case("prefill", 1, n, n) for n in (512, 2048, 4096, 8192, 16384)]
+    prefill += [Case("prefill", 1, 2048, 2048, d=d) for d in (64, 256)]
+    append = [Case("append", 1, 0, 4096), Case("append", 64, 0, 1)]
+    return [*decode, *prefill, *append]
+
+
+def effort_for(case: Case, effort: Effort) -> Effort:
+    """Prompts of 8k tokens take seconds a call, which needs fewer rounds to be steady."""
+    return replace(effort, rounds=min(effort.rounds, 2)) if case.q_len >= 8192 else effort
 
 
 @cache

@@ -53,6 +53,12 @@ class Ggml:
         self.backend = self._function(cpu.ggml_backend_cpu_init, pointer)()
         self._function(cpu.ggml_backend_cpu_set_n_threads, None, pointer, ctypes.c_int)(self.backend, threads)
 
+    def version(self) -> str:
+        """Version and commit that the library was built from."""
+        functions = (self._base.ggml_version, self._base.ggml_commit)
+        names = (self._function(function, ctypes.c_char_p)() for function in functions)
+        return " ".join(name.decode() for name in names)
+
     @staticmethod
     def _function(function, result, *arguments):
         function.restype = result

@@ -21,7 +21,7 @@ import ggml
 import peers
 import report
 import torch
-from cases import KINDS, RECIPES, Case, contestant, grid, operand_format
+from cases import KINDS, RECIPES, Case, contestant, effort_for, grid, operand_format
 from timing import Contestant, Effort, measure
 from tqdm import tqdm
 
@@ -81,9 +81,10 @@ def measure_case(
     _check_memory(case, recipes)
     ours = [contestant(case, recipe) for recipe in recipes]
     others = peers.torch_contestants(case) + (ggml.contestants(library, case) if library else [])
+    effort = effort_for(case, effort)
     times = measure([*ours, *others], effort)
     names = [c.name for c in others]
-    return [_row(case, c, times, names, bandwidth) for c in ours]
+    return [{**_row(case, c, times, names, bandwidth), "rounds": effort.rounds} for c in ours]
 
 
 def run(
@@ -113,7 +114,7 @@ def run(
                 "kind": kind,
                 "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "machine": machine,
-                "versions": describe_versions(),
+                "versions": {**describe_versions(), **({"ggml": library.version()} if library else {})},
                 "effort": vars(effort),
                 "rows": rows,
             }
