@@ -4,8 +4,22 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 
 namespace mpfa::threads {
+
+namespace {
+
+/// Tells the core that this is a waiting loop.
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
 
 int available_threads() {
   cpu_set_t set;
@@ -37,22 +51,52 @@ void ThreadPool::start(int threads) {
   }
 }
 
+namespace {
+
+/// Waits actively for as long as a call or the pause between two calls of a decode step takes: waking a sleeping thread
+/// costs as much as a small call. False when `done` did not come true.
+template <class Done>
+bool spin_until(int threads, const Done& done) {
+  static const int kCores = available_threads();
+  if (threads > kCores) return done();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
+  while (!done()) {
+    for (int i = 0; i < 16; ++i) {
+      if (done()) return true;
+      pause();
+    }
+    if (std::chrono::steady_clock::now() > end) return done();
+  }
+  return true;
+}
+
+}  // namespace
+
+void ThreadPool::run_tasks_of_round(int worker) {
+  for (std::int64_t i = next_.fetch_add(1); i < tasks_; i = next_.fetch_add(1)) body_(argument_, i, worker);
+}
+
 void ThreadPool::work(int worker) {
   std::uint64_t seen = 0;
-  std::unique_lock lock(mutex_);
+  const auto called = [&] { return ticket_.load(std::memory_order_acquire) != seen; };
   while (true) {
-    wake_.wait(lock, [&] { return stop_ || (round_ != seen && worker < active_); });
-    if (stop_) return;
-    seen = round_;
-    lock.unlock();
-    for (std::int64_t i = next_.fetch_add(1); i < tasks_; i = next_.fetch_add(1)) body_(argument_, i, worker);
-    lock.lock();
-    if (--running_ == 0) done_.notify_one();
+    if (!spin_until(worker + 1, called)) {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return stop_ || called(); });
+      if (stop_) return;
+    }
+    seen = ticket_.load(std::memory_order_acquire);
+    if (worker >= static_cast<int>(seen % kTicketStep)) continue;
+    run_tasks_of_round(worker);
+    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      const std::lock_guard lock(mutex_);
+      done_.notify_one();
+    }
   }
 }
 
 void ThreadPool::parallel_for(std::int64_t tasks, int threads, Body body, void* argument) {
-  threads = static_cast<int>(std::min<std::int64_t>(std::max(threads, 1), tasks));
+  threads = static_cast<int>(std::min<std::int64_t>({std::max(threads, 1), tasks, kTicketStep - 1}));
   const std::unique_lock owner(owner_, std::try_to_lock);
   const bool forked = owner.owns_lock() && !threads_.empty() && pid_ != static_cast<int>(getpid());
   if (threads <= 1 || !owner.owns_lock() || forked) {
@@ -60,20 +104,22 @@ void ThreadPool::parallel_for(std::int64_t tasks, int threads, Body body, void* 
     return;
   }
   start(threads);
+  body_ = body;
+  argument_ = argument;
+  tasks_ = tasks;
+  next_.store(0);
+  running_.store(threads - 1);
   {
     const std::lock_guard lock(mutex_);
-    body_ = body;
-    argument_ = argument;
-    tasks_ = tasks;
-    next_.store(0);
-    active_ = threads;
-    running_ = threads - 1;
-    ++round_;
+    const std::uint64_t round = ticket_.load() / kTicketStep + 1;
+    ticket_.store(round * kTicketStep + static_cast<std::uint64_t>(threads), std::memory_order_release);
   }
   wake_.notify_all();
-  for (std::int64_t i = next_.fetch_add(1); i < tasks; i = next_.fetch_add(1)) body(argument, i, 0);
+  run_tasks_of_round(0);
+  const auto finished = [&] { return running_.load(std::memory_order_acquire) == 0; };
+  if (spin_until(threads, finished)) return;
   std::unique_lock lock(mutex_);
-  done_.wait(lock, [&] { return running_ == 0; });
+  done_.wait(lock, finished);
 }
 
 }  // namespace mpfa::threads

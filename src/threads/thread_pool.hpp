@@ -32,6 +32,7 @@ class ThreadPool {
  private:
   void work(int worker);
   void start(int threads);
+  void run_tasks_of_round(int worker);
 
   std::mutex owner_;  // held by the one call that uses the workers
   std::mutex mutex_;
@@ -41,9 +42,11 @@ class ThreadPool {
   void* argument_ = nullptr;
   std::atomic<std::int64_t> next_{0};
   std::int64_t tasks_ = 0;
-  int active_ = 0;   // workers allowed in this round
-  int running_ = 0;  // workers that have not finished this round
-  std::uint64_t round_ = 0;
+  // The round times kTicketStep plus its number of threads, in one word: a worker that is late never takes the thread
+  // count of one round for another's.
+  static constexpr std::uint64_t kTicketStep = 1U << 16;
+  std::atomic<std::uint64_t> ticket_{0};
+  std::atomic<int> running_{0};  // workers that have not finished this round
   bool stop_ = false;
   int pid_ = 0;
 };
