@@ -9,6 +9,7 @@
 
 #include "attend/attend.hpp"
 #include "doctor/doctor.hpp"
+#include "matrix/report.hpp"
 #include "mpfa/status.hpp"
 #include "tables.hpp"
 
@@ -61,9 +62,10 @@ int run(int argc, char** argv) {
   CLI::App* const doctor = app.add_subcommand("doctor", "what this machine has, and which kernels would run on it");
   CLI::App* const formats = app.add_subcommand("formats", "the storage formats");
   CLI::App* const recipes = app.add_subcommand("recipes", "the named recipes and where they come from");
+  CLI::App* const matrix = app.add_subcommand("matrix", "what every device takes; docs/support.md is this output");
   CLI::App* const attend = app.add_subcommand("attend", "run one call and measure it against exact float64 attention");
   add_attend(*attend, options, window);
-  for (CLI::App* const command : {doctor, formats, recipes, attend}) {
+  for (CLI::App* const command : {doctor, formats, recipes, matrix, attend}) {
     command->add_flag("--json", json, "print JSON");
   }
 
@@ -77,6 +79,7 @@ int run(int argc, char** argv) {
   if (*doctor) return print(doctor_report(json));
   if (*formats) return print(formats_report(json));
   if (*recipes) return print(recipes_report(json));
+  if (*matrix) return print(matrix_report(json));
   if (window.size() == 2) {
     options.window_left = window[0];
     options.window_right = window[1];

@@ -1,7 +1,7 @@
 // The CPU kernel against the float64 reference over the same cache bytes: every recipe, decode and prefill.
 #include <gtest/gtest.h>
 
-#include "tests/support/problems.hpp"
+#include "tests/support/filled.hpp"
 
 namespace mpfa {
 namespace {
@@ -11,19 +11,6 @@ struct Shape {
 };
 
 class EveryRecipe : public ::testing::TestWithParam<std::string> {};
-
-/// Steps of 4-bit P are coarse: a logit that differs in the last bit may land on the next code, so the bound on the
-/// whole output is wider there. Rounding itself is compared exactly in round_p_test.
-double tolerance(const Recipe& r) {
-  if (keeps_wide_tokens(r) && r.p == PMode::f32) return 2e-3;  // P of the bf16 tokens is bf16
-  switch (r.p) {
-    case PMode::f32: return 1e-5;
-    case PMode::bf16: return 2e-3;
-    case PMode::e4m3:
-    case PMode::e4m3_loglin: return 5e-3;
-    default: return 3e-2;
-  }
-}
 
 PagedCache make_cache(const std::string& text, const Shape& s, const test::Tensor& q, const test::Tensor& k,
                       const test::Tensor& v) {
@@ -84,8 +71,8 @@ TEST_P(EveryRecipe, AgreesWithTheReference) {
     ASSERT_TRUE(reference.ok()) << reference.message();
     const Status kernel = test::attend_cpu(p, t, got, got_lse);
     ASSERT_TRUE(kernel.ok()) << kernel.message();
-    EXPECT_LE(test::relative_l2(got, want), tolerance(p.recipe)) << s.sq << " x " << s.sk;
-    EXPECT_LE(test::max_difference(got_lse, want_lse), 10 * tolerance(p.recipe)) << s.sq << " x " << s.sk;
+    EXPECT_LE(test::relative_l2(got, want), test::kernel_tolerance(p.recipe)) << s.sq << " x " << s.sk;
+    EXPECT_LE(test::max_difference(got_lse, want_lse), 10 * test::kernel_tolerance(p.recipe)) << s.sq << " x " << s.sk;
   }
 }
 

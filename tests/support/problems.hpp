@@ -86,38 +86,65 @@ inline AttendFn reference_fn(reference::Precision precision) {
                      std::vector<double>& lse) { return reference::attend(p, t, precision, out, lse); };
 }
 
-/// The library's own path: plan and attend on the CPU, with outputs pre-filled with NaN and guarded at both ends.
+/// Called with every call that attend_cpu made and that succeeded.
+inline std::function<void(const AttentionProblem&, const AttentionTensors&)> on_attend_cpu;
+
+/// Bytes between guards, filled with 0xFF (NaN in every float type) so that nothing may rely on what was there.
+class GuardedBytes {
+ public:
+  explicit GuardedBytes(std::size_t size) : bytes_(size + 2 * kGuard + kAlign, std::byte{0xFF}) {
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data() + kGuard);
+    at_ = kGuard + (kAlign - address % kAlign) % kAlign;
+    size_ = size;
+    std::fill_n(bytes_.begin(), at_, kMark);
+    std::fill(bytes_.begin() + at_ + size, bytes_.end(), kMark);
+  }
+  [[nodiscard]] std::byte* data() { return bytes_.data() + at_; }
+  [[nodiscard]] bool intact() const {
+    const auto marked = [](std::byte b) { return b == kMark; };
+    return std::all_of(bytes_.begin(), bytes_.begin() + at_, marked) &&
+           std::all_of(bytes_.begin() + at_ + size_, bytes_.end(), marked);
+  }
+
+ private:
+  static constexpr std::ptrdiff_t kGuard = 256, kAlign = 64;
+  static constexpr std::byte kMark{0xA7};
+  std::vector<std::byte> bytes_;
+  std::ptrdiff_t at_ = 0, size_ = 0;
+};
+
+inline double value_at(const std::byte* data, DType t, std::size_t i) {
+  float x = 0.0F;
+  const BlockFormat f = parse_format(t == DType::f32 ? "f32" : t == DType::bf16 ? "bf16" : "fp16").value();
+  ConstPageBytes row;
+  row.data = data + i * dtype_bytes(t);
+  dequantise_tokens(f, 1, 0, 1, row, 1.0F, &x, 1, 1);
+  return x;
+}
+
+/// The library's own path: plan and attend on the CPU. Outputs and workspace begin as NaN and are guarded at both ends.
 inline Status attend_cpu(const AttentionProblem& p, const AttentionTensors& given, std::vector<double>& out,
                          std::vector<double>& lse) {
   Result<Plan> made = plan(p, Device::cpu);
   if (!made.ok()) return made.status();
-  constexpr std::size_t kGuard = 64;
-  constexpr float kGuardValue = 12345.0F;
   AttentionTensors t = given;
   const std::int64_t rows = t.q.shape[0] * t.q.shape[1];
   const auto n = static_cast<std::size_t>(rows * p.q_heads);
   const std::size_t size = n * static_cast<std::size_t>(p.head_dim_v);
-  std::vector<float> o(size + 2 * kGuard, kGuardValue);
-  std::vector<float> l(n + 2 * kGuard, kGuardValue);
-  std::fill_n(o.begin() + kGuard, size, std::numeric_limits<float>::quiet_NaN());
-  std::fill_n(l.begin() + kGuard, n, std::numeric_limits<float>::quiet_NaN());
-  t.out = contiguous(static_cast<void*>(o.data() + kGuard), DType::f32,
-                     {t.q.shape[0], t.q.shape[1], p.q_heads, p.head_dim_v});
-  t.lse = l.data() + kGuard;
-  std::vector<std::byte> scratch(made.value().workspace_bytes + 64);
-  const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(scratch.data()) % 64;
-  MPFA_RETURN_IF_ERROR(attend(made.value(), t, {scratch.data() + skip, made.value().workspace_bytes}));
+  GuardedBytes o(size * dtype_bytes(p.out_dtype)), l(n * sizeof(float)), scratch(made.value().workspace_bytes);
+  t.out = contiguous(static_cast<void*>(o.data()), p.out_dtype, {t.q.shape[0], t.q.shape[1], p.q_heads, p.head_dim_v});
+  t.lse = reinterpret_cast<float*>(l.data());
+  MPFA_RETURN_IF_ERROR(attend(made.value(), t, {scratch.data(), made.value().workspace_bytes}));
 
-  for (const std::vector<float>* x : {&o, &l}) {
-    EXPECT_TRUE(std::all_of(x->begin(), x->begin() + kGuard, [](float v) { return v == kGuardValue; }));
-    EXPECT_TRUE(std::all_of(x->end() - kGuard, x->end(), [](float v) { return v == kGuardValue; }));
-  }
-  out.assign(o.begin() + kGuard, o.end() - kGuard);
+  EXPECT_TRUE(o.intact() && l.intact() && scratch.intact()) << "the call wrote outside of its buffers";
+  if (on_attend_cpu) on_attend_cpu(p, t);
+  out.resize(size);
+  for (std::size_t i = 0; i < size; ++i) out[i] = value_at(o.data(), p.out_dtype, i);
   lse.assign(n, 0.0);
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t h = 0; h < p.q_heads; ++h) {
       const std::int64_t sq = t.q.shape[1];  // ragged: all rows are one "sequence" of the lse
-      lse[r * p.q_heads + h] = l[kGuard + (r / sq * p.q_heads + h) * sq + r % sq];
+      lse[r * p.q_heads + h] = t.lse[(r / sq * p.q_heads + h) * sq + r % sq];
     }
   }
   return {};
