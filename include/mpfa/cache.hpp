@@ -21,6 +21,8 @@ struct CacheConfig {
   std::int64_t page_size = 64;  // tokens
   std::int64_t q_heads = 1, kv_heads = 1;
   std::int64_t head_dim = 0, head_dim_v = 0;
+  // Latent attention (head dims 576 and 512, one KV head): V is the first head_dim_v channels of K and is stored once.
+  bool shared_kv = false;
   // Calibrated means for centre=static / q_centre=static / v_mean=static, and scales for formats with rule fixed:
   std::vector<float> k_mean;    // [kv_heads, head_dim]
   std::vector<float> q_mean;    // [q_heads, head_dim]
@@ -34,7 +36,8 @@ struct CacheConfig {
 /// Exact bytes per token over all KV heads: codes, scales and rank-one terms of K and V.
 /// Tokens kept in bf16 (sink, recent) come on top; PagedCache::memory_bytes counts them.
 [[nodiscard]] double bytes_per_token(const Recipe& recipe, std::int64_t q_heads, std::int64_t kv_heads,
-                                     std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t page_size);
+                                     std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t page_size,
+                                     bool shared_kv = false);
 
 class PagedCache {
  public:
@@ -50,6 +53,9 @@ class PagedCache {
   /// All or nothing: when the pool lacks pages nothing is changed.
   [[nodiscard]] Status append(const TensorView& k, const TensorView& v, const TensorView* q,
                               const std::int32_t* sequences, const std::int64_t* counts);
+  /// The same for caches with shared_kv, whose V is part of k.
+  [[nodiscard]] Status append(const TensorView& k, const TensorView* q, const std::int32_t* sequences,
+                              const std::int64_t* counts);
   /// Ends the 16-bit phase of recipes with phase_switch: quantises what is still in bf16. No-op for others.
   /// Fails, with nothing changed, when pages shared after a fork must be copied and the pool lacks pages for it.
   [[nodiscard]] Status seal();
@@ -78,6 +84,8 @@ class PagedCache {
   /// outside the pool or given twice, and on pages that several sequences share.
   [[nodiscard]] Status write_slots(const TensorView& k, const TensorView& v,
                                    std::span<const std::int64_t> slot_mapping);
+  /// The same for caches with shared_kv.
+  [[nodiscard]] Status write_slots(const TensorView& k, std::span<const std::int64_t> slot_mapping);
   /// Gives back pages that write_slots took from the pool (page ids, each once).
   [[nodiscard]] Status free_slots(std::span<const std::int32_t> pages);
 
@@ -107,6 +115,11 @@ class PagedCache {
  private:
   struct State;
   explicit PagedCache(std::unique_ptr<State> state);
+  // append and write_slots; v is null with shared_kv.
+  [[nodiscard]] Status append_tokens(const TensorView& k, const TensorView* v, const TensorView* q,
+                                     const std::int32_t* sequences, const std::int64_t* counts);
+  [[nodiscard]] Status write_tokens(const TensorView& k, const TensorView* v,
+                                    std::span<const std::int64_t> slot_mapping);
   std::unique_ptr<State> state_;
 };
 

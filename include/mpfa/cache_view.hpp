@@ -56,6 +56,9 @@ struct SequenceView {
 
 struct CacheView {
   BlockFormat k_format, v_format;
+  // Latent attention: V is the first head_dim_v channels of K, in the pages (v says the same as k) and in the bf16
+  // copies (sink_v and wide_v are not read). A rotated V has K's rotation; v_mean is the start of k_mean.
+  bool shared_kv = false;
   std::int64_t num_pages = 0, page_size = 0;
   std::int64_t kv_heads = 0, head_dim = 0, head_dim_v = 0;
   OperandPages k, v;

@@ -131,6 +131,7 @@ typedef struct mpfa_cache_config {
   const float* v_global;         /* [kv_heads] */
   int32_t threads;               /* most threads of an append; 0: as many as the process may use */
   const mpfa_executor* executor; /* copied; its context must outlive the cache; NULL: the library's pool */
+  int32_t shared_kv;             /* 1: V is the first head_dim_v channels of K, stored once (latent attention) */
 } mpfa_cache_config;
 MPFA_API void mpfa_cache_config_init(mpfa_cache_config* config, size_t struct_size); /* batch 1, page_size 64 */
 
@@ -144,9 +145,9 @@ typedef struct mpfa_cache_stats {
 
 MPFA_API mpfa_status mpfa_cache_create(const mpfa_cache_config* config, mpfa_cache** cache, mpfa_error* error);
 MPFA_API void mpfa_cache_destroy(mpfa_cache* cache);
-/* k [n, s, kv_heads, head_dim], v [n, s, kv_heads, head_dim_v], f32, bf16 or f16. q [n, s, q_heads, head_dim] or NULL
- * (read by recipes with q_centre=mean at a sequence's first append). sequences [n] ids or NULL (0..n-1 = batch);
- * counts [n] tokens of each row (<= s) or NULL (all s). All or nothing. */
+/* k [n, s, kv_heads, head_dim], v [n, s, kv_heads, head_dim_v] (NULL with shared_kv), f32, bf16 or f16. q [n, s,
+ * q_heads, head_dim] or NULL (read by recipes with q_centre=mean at a sequence's first append). sequences [n] ids or
+ * NULL (0..n-1 = batch); counts [n] tokens of each row (<= s) or NULL (all s). All or nothing. */
 MPFA_API mpfa_status mpfa_cache_append(mpfa_cache* cache, const mpfa_tensor* k, const mpfa_tensor* v,
                                        const mpfa_tensor* q, const int32_t* sequences, const int64_t* counts,
                                        mpfa_error* error);
@@ -167,9 +168,10 @@ MPFA_API mpfa_status mpfa_cache_fork(mpfa_cache* cache, int64_t source, int64_t 
 /* Drops the tokens from `tokens` on; frozen means stay, except at length 0. Recipes that keep 16-bit tokens allow every
  * length down to that before the last append, and the error names what else is possible; others allow all. */
 MPFA_API mpfa_status mpfa_cache_truncate(mpfa_cache* cache, int64_t sequence, int64_t tokens, mpfa_error* error);
-/* Token i of k [1, count, kv_heads, head_dim] and v [1, count, kv_heads, head_dim_v] to slot slot_mapping[i] =
- * page * page_size + slot; -1 skips it. Lengths do not change; a free page is the caller's from its first write on.
- * For recipes without 16-bit tokens and without means of a first append. slot_mapping [count], NULL when count is 0. */
+/* Token i of k [1, count, kv_heads, head_dim] and v [1, count, kv_heads, head_dim_v] (NULL with shared_kv) to slot
+ * slot_mapping[i] = page * page_size + slot; -1 skips it. Lengths do not change; a free page is the caller's from its
+ * first write on. For recipes without 16-bit tokens and without means of a first append. slot_mapping [count], NULL
+ * when count is 0. */
 MPFA_API mpfa_status mpfa_cache_write_slots(mpfa_cache* cache, const mpfa_tensor* k, const mpfa_tensor* v,
                                             const int64_t* slot_mapping, int64_t count, mpfa_error* error);
 /* Gives back pages that write_slots took: page ids [count], each once; NULL when count is 0. */
@@ -216,6 +218,7 @@ typedef struct mpfa_cache_view {
   int64_t page_table_stride;
   const int64_t* lengths;              /* [batch] tokens */
   const mpfa_sequence_view* sequences; /* [batch] or NULL */
+  int32_t shared_kv; /* 1: V is the first head_dim_v channels of K: v = k, sink_v and wide_v are not read */
 } mpfa_cache_view;
 /* Valid until the next call that changes the cache, or the next mpfa_cache_get_view. */
 MPFA_API mpfa_status mpfa_cache_get_view(mpfa_cache* cache, mpfa_cache_view* view, mpfa_error* error);

@@ -80,6 +80,10 @@ struct Recipe {
 
 /// Tokens that become packed together: the larger of K's and V's block_keys.
 [[nodiscard]] std::int64_t commit_unit(const Recipe& r);
+/// ok, or why V cannot be the first head_dim_v channels of K in the same bytes (latent attention): their formats
+/// differ, V is centred, fitted or rotated apart from K, or reading fewer channels would read other values.
+[[nodiscard]] Status check_shared_kv(const Recipe& r, std::int64_t head_dim, std::int64_t head_dim_v);
+
 /// True when some tokens are kept in bf16 beside the packed pages (sink, recent, blocks along keys, phase switch).
 [[nodiscard]] bool keeps_wide_tokens(const Recipe& r);
 

@@ -76,15 +76,18 @@ Status Cache::with_room(const std::function<Status()>& body, const std::function
 
 void Cache::append(nb::handle k, nb::handle v, nb::handle q, nb::handle sequences, nb::handle counts) {
   const Array k_array = import_rows(k, "k", false);
-  const Array v_array = import_rows(v, "v", false);
+  const Array v_array = v.is_none() ? Array{} : import_rows(v, "v", false);
   const Array q_array = q.is_none() ? Array{} : import_rows(q, "q", false);
   const auto ids = import_integers(sequences, "sequences");
   const auto tokens = import_integers(counts, "counts");
   const std::vector<std::int32_t> ids32 = check_rows(k_array.shape[0], ids, tokens);
   const TensorView q_view = q_array.view();
   const auto run = [&] {
-    return cache_.append(k_array.view(), v_array.view(), q.is_none() ? nullptr : &q_view, ids ? ids32.data() : nullptr,
-                         tokens ? tokens->data() : nullptr);
+    const TensorView* const queries = q.is_none() ? nullptr : &q_view;
+    const std::int32_t* const rows = ids ? ids32.data() : nullptr;
+    const std::int64_t* const taken = tokens ? tokens->data() : nullptr;
+    if (v.is_none()) return cache_.append(k_array.view(), queries, rows, taken);
+    return cache_.append(k_array.view(), v_array.view(), queries, rows, taken);
   };
   const auto missing = [&](bool copies) {
     std::int64_t pages = -cache_.free_pages();
@@ -174,16 +177,17 @@ void bind_cache(nb::module_& m) {
       .def(
           "__init__",
           [](Cache* self, const std::string& recipe, std::int64_t q_heads, std::int64_t kv_heads, std::int64_t head_dim,
-             std::int64_t head_dim_v, std::int64_t batch, std::int64_t page_size, std::int64_t capacity,
+             std::int64_t head_dim_v, bool shared_kv, std::int64_t batch, std::int64_t page_size, std::int64_t capacity,
              nb::object k_mean, nb::object q_mean, nb::object v_mean, nb::object k_scale, nb::object v_scale) {
             CacheConfig c = make_config(recipe, batch, page_size, q_heads, kv_heads, head_dim, head_dim_v,
                                         {k_mean, q_mean, v_mean, k_scale, v_scale});
+            c.shared_kv = shared_kv;
             const bool grows = capacity < 0;
             c.num_pages = pages_for(grows ? 1 : capacity, batch, page_size);
             new (self) Cache(take(PagedCache::create(std::move(c))), grows);
           },
-          nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), any, any, any, any,
-          any)
+          nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), any, any,
+          any, any, any)
       .def("append", &Cache::append, any, any, any, any, any)
       .def("attend", &Cache::attend, any, any, any, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), any, any,
            any, any, nb::arg())

@@ -43,6 +43,7 @@ void Cache::write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping) {
   const auto slots = import_integers(slot_mapping, "slot_mapping");
   if (!slots) fail("slot_mapping is None; one slot per token is needed");
   const Array k_array = import_tokens(k, "k", slots->size());
+  if (v.is_none()) return check(exclusively([&] { return cache_.write_slots(k_array.view(), *slots); }));
   const Array v_array = import_tokens(v, "v", slots->size());
   check(exclusively([&] { return cache_.write_slots(k_array.view(), v_array.view(), *slots); }));
 }

@@ -130,7 +130,7 @@ void bind_formats(nb::module_& m) {
   m.def("quantize", &quantize, any, nb::arg(), any, any, any);
   m.def("dequantize", &dequantize, any, any, nb::arg(), any, any);
   m.def("bytes_per_token", [](const std::string& recipe, std::int64_t q_heads, std::int64_t kv_heads,
-                              std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t page_size) {
+                              std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t page_size, bool shared_kv) {
     const Recipe r = take(parse_recipe(recipe));
     if (q_heads < 1 || kv_heads < 1 || q_heads % kv_heads != 0) {
       fail("bytes_per_token: {} query heads over {} KV heads; a whole multiple of at least 1 is needed", q_heads,
@@ -138,7 +138,8 @@ void bind_formats(nb::module_& m) {
     }
     check(check_format(r.k, head_dim, page_size));
     check(check_format(r.v, head_dim_v, page_size));
-    return bytes_per_token(r, q_heads, kv_heads, head_dim, head_dim_v, page_size);
+    if (shared_kv) check(check_shared_kv(r, head_dim, head_dim_v));
+    return bytes_per_token(r, q_heads, kv_heads, head_dim, head_dim_v, page_size, shared_kv);
   });
 }
 

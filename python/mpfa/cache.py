@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpfa import _core
-from mpfa.arguments import core_options, integer, text
+from mpfa.arguments import core_options, flag, integer, text
 from mpfa.arrays import kind_of, plain, require_float
 
 
@@ -17,6 +17,8 @@ class PagedCache:
     """Keys and values of `batch` sequences, quantised as the recipe says when they are appended.
 
     recipe       "mxfp4", "mpfa", "k=nvfp4,v=fp8_e4m3,..." (see `mpfa.recipes()`)
+    shared_kv    latent attention (head_dim 576, head_dim_v 512, one KV head): V is the first head_dim_v channels
+                 of K and is stored once; `append` and `write_slots` take k alone
     page_size    tokens of a page, 1 to 4096
     capacity     tokens per sequence that the page pool holds; None lets it grow by itself, otherwise only
                  `reserve` makes it larger and an append without room raises and changes nothing
@@ -35,6 +37,7 @@ class PagedCache:
         kv_heads: int,
         head_dim: int,
         head_dim_v: int | None = None,
+        shared_kv: bool = False,
         batch: int = 1,
         page_size: int = 64,
         capacity: int | None = None,
@@ -49,6 +52,7 @@ class PagedCache:
         self._head_dim_v = self._head_dim if head_dim_v is None else integer(head_dim_v, "head_dim_v", 1)
         self._q_heads = integer(q_heads, "q_heads", 1)
         self._kv_heads = integer(kv_heads, "kv_heads", 1)
+        self._shared_kv = flag(shared_kv, "shared_kv")
         self._page_size = integer(page_size, "page_size", 1)
         calibrated = {"k_mean": k_mean, "q_mean": q_mean, "v_mean": v_mean, "k_scale": k_scale, "v_scale": v_scale}
         self._core = _core.Cache(
@@ -57,6 +61,7 @@ class PagedCache:
             self._kv_heads,
             self._head_dim,
             self._head_dim_v,
+            self._shared_kv,
             self._batch,
             self._page_size,
             -1 if capacity is None else integer(capacity, "capacity", 0),
@@ -64,15 +69,19 @@ class PagedCache:
         )
         self.recipe: str = self._core.recipe()
 
-    def append(self, k, v, q=None, sequences=None, counts=None) -> None:
-        """Append k [n, s, kv_heads, head_dim] and v [n, s, kv_heads, head_dim_v] to n sequences.
+    def append(self, k, v=None, q=None, sequences=None, counts=None) -> None:
+        """Append k [n, s, kv_heads, head_dim] and v [n, s, kv_heads, head_dim_v] to n sequences (no v: shared_kv).
 
         sequences: ids of the n sequences (default: all, in order); counts: tokens of each row that are real
         (default: all s). q [n, s, q_heads, head_dim] is read only by recipes with q_centre=mean, at the first
         append of a sequence. float32, bfloat16 or float16. All or nothing.
         """
         self._core.append(
-            plain(k, "k"), plain(v, "v"), None if q is None else plain(q, "q"), sequences, counts
+            plain(k, "k"),
+            None if v is None else plain(v, "v"),
+            None if q is None else plain(q, "q"),
+            sequences,
+            counts,
         )
 
     def attend(
@@ -167,9 +176,10 @@ class PagedCache:
         k [n, kv_heads, head_dim], v [n, kv_heads, head_dim_v], float32, bfloat16 or float16; slot_mapping [n] int32
         or int64: page * page_size + slot, each at most once, -1 skips the token. Lengths do not change, and the
         pool does not grow (see `reserve`). A free page is the caller's until `free_slots`. Refused for recipes
-        that keep 16-bit tokens or take means from a first append, and for pages that forks share.
+        that keep 16-bit tokens or take means from a first append, and for pages that forks share. v is None with
+        shared_kv.
         """
-        self._core.write_slots(plain(k, "k"), plain(v, "v"), slot_mapping)
+        self._core.write_slots(plain(k, "k"), None if v is None else plain(v, "v"), slot_mapping)
 
     def free_slots(self, pages) -> None:
         """Give back pages (ids, each once) that `write_slots` took."""
@@ -210,7 +220,13 @@ class PagedCache:
     def bytes_per_token(self) -> float:
         """Exact packed bytes of one token over all KV heads (codes, scales, rank-one terms)."""
         return _core.bytes_per_token(
-            self.recipe, self._q_heads, self._kv_heads, self._head_dim, self._head_dim_v, self._page_size
+            self.recipe,
+            self._q_heads,
+            self._kv_heads,
+            self._head_dim,
+            self._head_dim_v,
+            self._page_size,
+            self._shared_kv,
         )
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpfa import _core
-from mpfa.arguments import integer, number, text
+from mpfa.arguments import flag, integer, number, text
 from mpfa.arrays import Kind, kind_of, plain, require_float
 
 
@@ -39,7 +39,14 @@ def format_description(name: str) -> str:
 
 
 def bytes_per_token(
-    recipe: str, *, q_heads: int, kv_heads: int, head_dim: int, head_dim_v: int | None = None, page_size: int = 64
+    recipe: str,
+    *,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    page_size: int = 64,
+    shared_kv: bool = False,
 ) -> float:
     """Exact packed bytes of one cached token over all KV heads; needs no calibrated means."""
     return _core.bytes_per_token(
@@ -49,6 +56,7 @@ def bytes_per_token(
         integer(head_dim, "head_dim", 1),
         integer(head_dim if head_dim_v is None else head_dim_v, "head_dim_v", 1),
         integer(page_size, "page_size", 1),
+        flag(shared_kv, "shared_kv"),
     )
 
 

@@ -14,7 +14,7 @@
 namespace mpfa {
 namespace {
 
-constexpr std::int64_t kMaxHeadDim = 512;
+constexpr std::int64_t kMaxHeadDim = 1024;
 constexpr std::int64_t kMaxHeads = 65536;
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
 

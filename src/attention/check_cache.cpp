@@ -52,6 +52,26 @@ Status check_page_table(const AttentionProblem& p, const CacheView& c, std::int6
   return {};
 }
 
+/// The view says that V lies in the bytes of K exactly when it does.
+Status check_sharing(const AttentionProblem& p, const CacheView& c) {
+  if (!c.shared_kv) {
+    const bool aliased = c.k.data != nullptr && c.k.data == c.v.data;
+    if (!aliased || p.recipe.rotate == Rotate::none) return {};
+    return invalid(
+        "cache.k and cache.v are the same memory and K is rotated; set cache.shared_kv, so that the output "
+        "is rotated back in K's blocks");
+  }
+  const Status s = check_shared_kv(p.recipe, p.head_dim, p.head_dim_v);
+  if (!s.ok()) return {s.code(), "attend: " + s.message()};
+  const bool same_data = c.v.data == c.k.data && c.v.data_page_stride == c.k.data_page_stride &&
+                         c.v.data_head_stride == c.k.data_head_stride && c.v.data_row_stride == c.k.data_row_stride;
+  const bool same_scales = c.v.scales == c.k.scales && c.v.scale_page_stride == c.k.scale_page_stride &&
+                           c.v.scale_head_stride == c.k.scale_head_stride &&
+                           c.v.scale_row_stride == c.k.scale_row_stride && c.v.global == c.k.global;
+  if (same_data && same_scales) return {};
+  return invalid("cache.shared_kv is set, but cache.v names other memory than cache.k; copy k to v or unset it");
+}
+
 /// Every key that some row of the call reads as bf16 must have its bf16 copy.
 Status check_wide_tokens(const AttentionProblem& p, const AttentionTensors& t, std::int64_t b) {
   const SequenceView& s = t.cache.sequences[b];
@@ -67,7 +87,8 @@ Status check_wide_tokens(const AttentionProblem& p, const AttentionTensors& t, s
     const KeyRange keys = visible_keys(p, i, rows, length);
     if (keys.begin >= keys.end) continue;
     const KeyRange packed = packed_keys(p, t, b, keys);
-    if (keys.begin < packed.begin && (s.sink_k == nullptr || s.sink_v == nullptr)) {
+    const bool no_sink_v = s.sink_v == nullptr && !t.cache.shared_kv;
+    if (keys.begin < packed.begin && (s.sink_k == nullptr || no_sink_v)) {
       return invalid("sequence {} keeps {} sink tokens in bf16, but sink_k or sink_v is null", b, s.sink);
     }
     const std::int64_t first = std::max({packed.begin, packed.end, keys.begin});
@@ -78,7 +99,7 @@ Status check_wide_tokens(const AttentionProblem& p, const AttentionTensors& t, s
           "the newest append only, in the call that follows it",
           i, b, first, s.wide_begin);
     }
-    if (s.wide_k == nullptr || s.wide_v == nullptr) {
+    if (s.wide_k == nullptr || (s.wide_v == nullptr && !t.cache.shared_kv)) {
       return invalid("row {} of sequence {} reads key {} as bf16, but wide_k or wide_v is null", i, b, first);
     }
   }
@@ -99,6 +120,12 @@ Status check_sequence(const AttentionProblem& p, const AttentionTensors& t, std:
         "sequence {} has bf16 tokens (sink {}, packed_end {} of {}), recipe {} keeps none; attend with the "
         "recipe the cache was made with",
         b, s.sink, s.packed_end, length, recipe_text(p.recipe));
+  }
+  if (c.shared_kv && (s.k_mean == nullptr) != (s.v_mean == nullptr)) {
+    return invalid(
+        "sequence {} has only one of k_mean and v_mean, but V is part of the centred K (shared_kv); pass the first {} "
+        "channels of k_mean as v_mean",
+        b, p.head_dim_v);
   }
   if ((s.v_alpha == nullptr) != (s.v_beta == nullptr)) {
     return invalid("sequence {} has only one of v_alpha and v_beta; pass both or none", b);
@@ -122,6 +149,7 @@ Status check_cache(const AttentionProblem& p, const AttentionTensors& t) {
   MPFA_RETURN_IF_ERROR(check_equal("cache.head_dim", c.head_dim, p.head_dim));
   MPFA_RETURN_IF_ERROR(check_equal("cache.head_dim_v", c.head_dim_v, p.head_dim_v));
   if (c.rank_one != nullptr) MPFA_RETURN_IF_ERROR(check_equal("cache.group", c.group, p.q_heads / p.kv_heads));
+  MPFA_RETURN_IF_ERROR(check_sharing(p, c));
   if (p.batch > 0 && c.lengths == nullptr) return invalid("cache.lengths is null; {} lengths are needed", p.batch);
   bool any_packed = false;
   for (std::int64_t b = 0; b < p.batch; ++b) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cache/hadamard.hpp"
 #include "mpfa/attention.hpp"
 
 namespace mpfa {
@@ -41,6 +42,11 @@ template <class View>
 
 [[nodiscard]] constexpr std::int64_t recent_tokens(const AttentionProblem& p) {
   return p.recipe.recent == Recipe::recent_page ? p.page_size : p.recipe.recent;
+}
+
+/// Channels that rotate=qkv mixed in V, for the inverse on the output: V that is part of K has K's blocks.
+[[nodiscard]] inline std::int64_t v_rotation_block(const AttentionProblem& p, const CacheView& cache) {
+  return hadamard_block(cache.shared_kv ? p.head_dim : p.head_dim_v);
 }
 
 /// A row that sees `keys` reads key j packed when begin <= j < end, and its bf16 copy otherwise.

@@ -47,6 +47,7 @@ void PagedCache::State::write_rows(std::int32_t page, std::int64_t slot, std::in
     const std::int64_t at = h * head_rows + row;
     quantise_tokens(config.recipe.k, config.head_dim, slot, count, k + at * config.head_dim, config.head_dim,
                     global(config.k_global, h), k_page(page, h), &counters);
+    if (config.shared_kv) continue;
     quantise_tokens(config.recipe.v, config.head_dim_v, slot, count, v + at * config.head_dim_v, config.head_dim_v,
                     global(config.v_global, h), v_page(page, h), &counters);
   }
@@ -78,7 +79,7 @@ void PagedCache::State::pack_wide(Sequence& s, std::int64_t end) {
   while (s.packed_end < end) {
     const std::int64_t n = std::min(unit, end - s.packed_end);
     widen(s.wide_k, config.head_dim, s.packed_end, n, unit_k.data());
-    widen(s.wide_v, config.head_dim_v, s.packed_end, n, unit_v.data());
+    if (!config.shared_kv) widen(s.wide_v, config.head_dim_v, s.packed_end, n, unit_v.data());
     pack(s, s.packed_end, n, unit_k.data(), unit_v.data(), n, 0);
   }
 }
@@ -111,7 +112,7 @@ void PagedCache::State::drop_wide(Sequence& s, std::int64_t keep) const {
   const std::int64_t drop = keep - s.wide_begin;
   if (drop <= 0) return;
   s.wide_k.erase(s.wide_k.begin(), s.wide_k.begin() + drop * config.kv_heads * config.head_dim);
-  s.wide_v.erase(s.wide_v.begin(), s.wide_v.begin() + drop * config.kv_heads * config.head_dim_v);
+  s.wide_v.erase(s.wide_v.begin(), s.wide_v.begin() + drop * wide_v_row());
   s.wide_begin = keep;
 }
 
@@ -124,11 +125,11 @@ Fresh PagedCache::State::prepare(Sequence& s, NewTokens tokens, const TensorView
   const auto end = static_cast<std::size_t>(s.length + f.tokens.n);
   reserve_growing(s.pages, (end + config.page_size - 1) / config.page_size);
   if (keeps_wide_tokens(r)) {
-    const std::size_t wide = (end - s.wide_begin) * config.kv_heads;
-    reserve_growing(s.wide_k, wide * config.head_dim);
-    reserve_growing(s.wide_v, wide * config.head_dim_v);
+    const std::size_t wide = end - s.wide_begin;
+    reserve_growing(s.wide_k, wide * config.kv_heads * config.head_dim);
+    reserve_growing(s.wide_v, wide * wide_v_row());
     reserve_growing(s.sink_k, static_cast<std::size_t>(r.sink * config.kv_heads * config.head_dim));
-    reserve_growing(s.sink_v, static_cast<std::size_t>(r.sink * config.kv_heads * config.head_dim_v));
+    reserve_growing(s.sink_v, static_cast<std::size_t>(r.sink * wide_v_row()));
   }
   return f;
 }
@@ -150,10 +151,10 @@ void PagedCache::State::commit(Fresh& fresh) {
   }
   // Quantised from the bf16 copy, so that the bytes do not depend on how the tokens were cut into calls.
   append_bf16(s.wide_k, tokens.k, config.kv_heads, tokens.n, config.head_dim, tokens.n);
-  append_bf16(s.wide_v, tokens.v, config.kv_heads, tokens.n, config.head_dim_v, tokens.n);
+  if (!config.shared_kv) append_bf16(s.wide_v, tokens.v, config.kv_heads, tokens.n, config.head_dim_v, tokens.n);
   const std::int64_t to_sink = std::clamp<std::int64_t>(r.sink - first, 0, tokens.n);
   append_bf16(s.sink_k, tokens.k, config.kv_heads, tokens.n, config.head_dim, to_sink);
-  append_bf16(s.sink_v, tokens.v, config.kv_heads, tokens.n, config.head_dim_v, to_sink);
+  if (!config.shared_kv) append_bf16(s.sink_v, tokens.v, config.kv_heads, tokens.n, config.head_dim_v, to_sink);
   pack_wide(s, packed_after(s, end));
   // Rows of this call start at position `first` and read nothing in bf16 before that. One key more is kept, so that
   // the whole call can be undone.
@@ -162,8 +163,19 @@ void PagedCache::State::commit(Fresh& fresh) {
 
 Status PagedCache::append(const TensorView& k, const TensorView& v, const TensorView* q, const std::int32_t* sequences,
                           const std::int64_t* counts) {
+  return append_tokens(k, &v, q, sequences, counts);
+}
+
+Status PagedCache::append(const TensorView& k, const TensorView* q, const std::int32_t* sequences,
+                          const std::int64_t* counts) {
+  return append_tokens(k, nullptr, q, sequences, counts);
+}
+
+Status PagedCache::append_tokens(const TensorView& k, const TensorView* v, const TensorView* q,
+                                 const std::int32_t* sequences, const std::int64_t* counts) {
   State& st = *state_;
   const CacheConfig& c = st.config;
+  MPFA_RETURN_IF_ERROR(st.check_values("append", v != nullptr));
   const std::int64_t n = k.shape[0];
   const std::int64_t tokens = k.shape[1];
   if (n < 0 || tokens < 0 || (sequences == nullptr && n != c.batch)) {
@@ -172,7 +184,7 @@ Status PagedCache::append(const TensorView& k, const TensorView& v, const Tensor
                         c.batch)};
   }
   MPFA_RETURN_IF_ERROR(check_tokens("append", "k", k, n, tokens, c.kv_heads, c.head_dim));
-  MPFA_RETURN_IF_ERROR(check_tokens("append", "v", v, n, tokens, c.kv_heads, c.head_dim_v));
+  if (v != nullptr) MPFA_RETURN_IF_ERROR(check_tokens("append", "v", *v, n, tokens, c.kv_heads, c.head_dim_v));
   std::vector<bool> seen(st.sequences.size(), false);
   std::int64_t pages = 0;
   for (std::int64_t i = 0; i < n; ++i) {

@@ -15,7 +15,7 @@ namespace mpfa {
 static_assert(std::endian::native == std::endian::little, "pages and blobs are little-endian");
 
 inline constexpr std::string_view kBlobMagic = "MPFA-SEQ";
-inline constexpr std::int64_t kBlobVersion = 1;
+inline constexpr std::int64_t kBlobVersion = 2;
 inline constexpr std::size_t kBlobHead = 24;  // magic, version, size of the whole blob
 inline constexpr std::size_t kBlobTail = 8;   // checksum
 

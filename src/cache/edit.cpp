@@ -30,6 +30,18 @@ Status PagedCache::State::check_sequence(const char* call, std::int64_t sequence
           fmt::format("{}: sequence {} is out of range; ids are in 0..{}", call, sequence, config.batch - 1)};
 }
 
+Status PagedCache::State::check_values(const char* call, bool given) const {
+  if (given != config.shared_kv) return {};
+  if (given) {
+    return {StatusCode::invalid_argument,
+            fmt::format("{}: v was given, but V of this cache is the first {} channels of K (shared_kv); pass k alone",
+                        call, config.head_dim_v)};
+  }
+  return {StatusCode::invalid_argument,
+          fmt::format("{}: v is missing; pass v with head dim {}, or make the cache with shared_kv", call,
+                      config.head_dim_v)};
+}
+
 Status PagedCache::State::check_empty(const char* call, std::int64_t sequence) const {
   MPFA_RETURN_IF_ERROR(check_sequence(call, sequence));
   if (sequences[sequence].length == 0) return {};
@@ -59,7 +71,7 @@ void PagedCache::State::rewind(Sequence& s, std::int64_t tokens) const {
   const std::int64_t kept = std::min(s.wide_begin, tokens);
   const std::int64_t begin = std::min(packed, kept);  // tokens [begin, kept) come back from the sink
   const std::int64_t k_row = config.kv_heads * config.head_dim;
-  const std::int64_t v_row = config.kv_heads * config.head_dim_v;
+  const std::int64_t v_row = wide_v_row();
   if (begin < kept) {
     s.wide_k.reserve(static_cast<std::size_t>((tokens - begin) * k_row));
     s.wide_v.reserve(static_cast<std::size_t>((tokens - begin) * v_row));

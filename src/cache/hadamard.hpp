@@ -12,8 +12,7 @@ namespace mpfa {
 }
 
 /// x[row * stride + 0..d) <- x H, H = Hadamard / sqrt(block), for every block of the row.
-inline void hadamard_rows(float* x, std::int64_t rows, std::int64_t stride, std::int64_t d) {
-  const std::int64_t block = hadamard_block(d);
+inline void hadamard_rows(float* x, std::int64_t rows, std::int64_t stride, std::int64_t d, std::int64_t block) {
   const float norm = 1.0F / std::sqrt(static_cast<float>(block));
   for (std::int64_t r = 0; r < rows; ++r) {
     float* row = x + r * stride;
@@ -31,6 +30,9 @@ inline void hadamard_rows(float* x, std::int64_t rows, std::int64_t stride, std:
     }
     for (std::int64_t i = 0; i < d; ++i) row[i] *= norm;
   }
+}
+inline void hadamard_rows(float* x, std::int64_t rows, std::int64_t stride, std::int64_t d) {
+  hadamard_rows(x, rows, stride, d, hadamard_block(d));
 }
 
 }  // namespace mpfa

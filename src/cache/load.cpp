@@ -58,9 +58,13 @@ Status match_config(BlobReader& in, const CacheConfig& c, std::int64_t page_byte
     if (!in.text(theirs)) return damaged(fmt::format("it ends within the {}", name));
     if (theirs != ours) return mismatch(name, printable(theirs, 200), printable(ours, 200));
   }
-  const std::pair<const char*, std::int64_t> numbers[] = {
-      {"q_heads", c.q_heads},       {"kv_heads", c.kv_heads},   {"head_dim", c.head_dim},
-      {"head_dim_v", c.head_dim_v}, {"page_size", c.page_size}, {"size of a page in bytes", page_bytes}};
+  const std::pair<const char*, std::int64_t> numbers[] = {{"q_heads", c.q_heads},
+                                                          {"kv_heads", c.kv_heads},
+                                                          {"head_dim", c.head_dim},
+                                                          {"head_dim_v", c.head_dim_v},
+                                                          {"shared_kv", c.shared_kv ? 1 : 0},
+                                                          {"page_size", c.page_size},
+                                                          {"size of a page in bytes", page_bytes}};
   for (const auto& [name, ours] : numbers) {
     std::int64_t theirs = 0;
     if (!in.integer(theirs)) return damaged(fmt::format("it ends within {}", name));
@@ -119,16 +123,17 @@ Status PagedCache::State::read_sequence(std::span<const std::byte> body, Sequenc
   };
   const std::int64_t k_row = c.kv_heads * c.head_dim;
   const std::int64_t v_row = c.kv_heads * c.head_dim_v;
+  const std::int64_t wide_row = wide_v_row();
   const bool q_mean = r.q_centre == QCentre::mean || r.q_centre == QCentre::fixed;
   MPFA_RETURN_IF_ERROR(floats("k_mean", s.state.k_mean, r.centre != Centre::none, k_row));
   MPFA_RETURN_IF_ERROR(floats("q_mean", s.state.q_mean, q_mean, c.q_heads * c.head_dim));
-  MPFA_RETURN_IF_ERROR(floats("v_mean", s.state.v_mean, r.v_mean != Centre::none, v_row));
+  MPFA_RETURN_IF_ERROR(floats("v_mean", s.state.v_mean, has_v_mean(c), v_row));
   MPFA_RETURN_IF_ERROR(floats("v_alpha", s.state.v_alpha, r.v_residual, v_row));
   MPFA_RETURN_IF_ERROR(floats("v_beta", s.state.v_beta, r.v_residual, v_row));
   const std::int64_t sink_tokens = std::min(r.sink, s.length);
   const std::int64_t wide_tokens = s.length - s.wide_begin;
-  if (!in.array(s.sink_k, sink_tokens * k_row) || !in.array(s.sink_v, sink_tokens * v_row) ||
-      !in.array(s.wide_k, wide_tokens * k_row) || !in.array(s.wide_v, wide_tokens * v_row)) {
+  if (!in.array(s.sink_k, sink_tokens * k_row) || !in.array(s.sink_v, sink_tokens * wide_row) ||
+      !in.array(s.wide_k, wide_tokens * k_row) || !in.array(s.wide_v, wide_tokens * wide_row)) {
     return damaged("wrong size of the bf16 tokens");
   }
   if (in.left() != static_cast<std::size_t>(pages * layout.page_bytes)) {

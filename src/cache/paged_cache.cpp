@@ -50,6 +50,10 @@ Status check_config(const CacheConfig& c) {
   }
   const Recipe& r = c.recipe;
   MPFA_RETURN_IF_ERROR(check_recipe(r));
+  if (c.shared_kv) {
+    MPFA_RETURN_IF_ERROR(check_shared_kv(r, c.head_dim, c.head_dim_v));
+    if (!c.v_global.empty()) return invalid("cache: v_global was given, but V is read with K's scales (shared_kv)");
+  }
   MPFA_RETURN_IF_ERROR(check_format(r.k, c.head_dim, c.page_size));
   MPFA_RETURN_IF_ERROR(check_format(r.q, c.head_dim, std::max<std::int64_t>(r.q.block_keys, 1)));
   MPFA_RETURN_IF_ERROR(check_format(r.v, c.head_dim_v, c.page_size));
@@ -68,14 +72,14 @@ Status check_config(const CacheConfig& c) {
   // A static scale that nobody calibrated would silently be 1: refuse it.
   MPFA_RETURN_IF_ERROR(check_vector(c.k_global, r.k.rule == ScaleRule::fixed || !c.k_global.empty(), c.kv_heads,
                                     "k_global", "a static K scale"));
-  return check_vector(c.v_global, r.v.rule == ScaleRule::fixed || !c.v_global.empty(), c.kv_heads, "v_global",
-                      "a static V scale");
+  const bool own_scale = r.v.rule == ScaleRule::fixed && !c.shared_kv;
+  return check_vector(c.v_global, own_scale || !c.v_global.empty(), c.kv_heads, "v_global", "a static V scale");
 }
 
 }  // namespace
 
 double bytes_per_token(const Recipe& recipe, std::int64_t q_heads, std::int64_t kv_heads, std::int64_t head_dim,
-                       std::int64_t head_dim_v, std::int64_t page_size) {
+                       std::int64_t head_dim_v, std::int64_t page_size, bool shared_kv) {
   CacheConfig c;
   c.recipe = recipe;
   c.q_heads = q_heads;
@@ -84,7 +88,8 @@ double bytes_per_token(const Recipe& recipe, std::int64_t q_heads, std::int64_t 
   c.head_dim_v = head_dim_v;
   c.page_size = page_size;
   const PageLayout l = page_layout(c);
-  const std::int64_t kv = l.k.data_bytes() + l.k.scale_bytes() + l.v.data_bytes() + l.v.scale_bytes();
+  std::int64_t kv = l.k.data_bytes() + l.k.scale_bytes();
+  if (!shared_kv) kv += l.v.data_bytes() + l.v.scale_bytes();
   return static_cast<double>(kv * kv_heads + l.rank_one_bytes) / static_cast<double>(page_size);
 }
 
@@ -123,7 +128,7 @@ Result<PagedCache> PagedCache::create(CacheConfig config) {
   if (keeps_wide_tokens(config.recipe)) {
     const std::int64_t rows = config.kv_heads * commit_unit(config.recipe);
     state->unit_k.resize(static_cast<std::size_t>(rows * config.head_dim));
-    state->unit_v.resize(static_cast<std::size_t>(rows * config.head_dim_v));
+    if (!config.shared_kv) state->unit_v.resize(static_cast<std::size_t>(rows * config.head_dim_v));
   }
   state->config = std::move(config);
   state->refresh();
@@ -151,6 +156,7 @@ CacheView PagedCache::view() const {
   CacheView v;
   v.k_format = c.recipe.k;
   v.v_format = c.recipe.v;
+  v.shared_kv = c.shared_kv;
   v.num_pages = st.pool.num_pages();
   v.page_size = c.page_size;
   v.kv_heads = c.kv_heads;
@@ -171,7 +177,7 @@ CacheView PagedCache::view() const {
     return p;
   };
   v.k = operand(l.k, l.k_data, l.k_scale, c.k_global);
-  v.v = operand(l.v, l.v_data, l.v_scale, c.v_global);
+  v.v = c.shared_kv ? v.k : operand(l.v, l.v_data, l.v_scale, c.v_global);
   v.group = c.q_heads / c.kv_heads;
   if (l.rank_one_bytes > 0) {
     v.rank_one = st.pool.data() + l.rank_one;

@@ -16,10 +16,11 @@ PageLayout page_layout(const CacheConfig& config) {
   l.v = page_geometry(r.v, config.head_dim_v, config.page_size);
   const auto align16 = [](std::int64_t n) { return (n + 15) / 16 * 16; };
   l.k_data = 0;
+  const std::int64_t v_heads = config.shared_kv ? 0 : config.kv_heads;
   l.v_data = align16(l.k_data + l.k.data_bytes() * config.kv_heads);
-  l.k_scale = align16(l.v_data + l.v.data_bytes() * config.kv_heads);
+  l.k_scale = align16(l.v_data + l.v.data_bytes() * v_heads);
   l.v_scale = align16(l.k_scale + l.k.scale_bytes() * config.kv_heads);
-  l.rank_one = align16(l.v_scale + l.v.scale_bytes() * config.kv_heads);
+  l.rank_one = align16(l.v_scale + l.v.scale_bytes() * v_heads);
   if (r.rank_one != RankOne::off) {
     const std::int64_t width = r.rank_one == RankOne::bf16 ? 2 : 4;
     l.rank_one_bytes = config.page_size * config.q_heads * width;

@@ -1,6 +1,8 @@
 // The page pool: one allocation, pages of equal size, each holding K and V of all heads and their rank-one terms.
 //
 //   page = [K codes: head][V codes: head][K scales: head][V scales: head][rank one: head, slot, member]
+//
+// With shared_kv there are no V codes and scales: those of K are read.
 #pragma once
 
 #include <cstddef>

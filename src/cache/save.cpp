@@ -45,7 +45,8 @@ void PagedCache::State::page_image(const Sequence& s, std::int64_t index, std::b
     const std::int64_t k = l.k_data + h * l.k.data_bytes(), k_scale = l.k_scale + h * l.k.scale_bytes();
     const std::int64_t v = l.v_data + h * l.v.data_bytes(), v_scale = l.v_scale + h * l.v.scale_bytes();
     copy_slots(config.recipe.k, l.k, config.page_size, packed, page + k, page + k_scale, out + k, out + k_scale);
-    copy_slots(config.recipe.v, l.v, config.page_size, packed, page + v, page + v_scale, out + v, out + v_scale);
+    if (!config.shared_kv)
+      copy_slots(config.recipe.v, l.v, config.page_size, packed, page + v, page + v_scale, out + v, out + v_scale);
     const std::int64_t terms = l.rank_one_bytes / config.kv_heads;
     const std::int64_t at = l.rank_one + h * terms;
     std::memcpy(out + at, page + at, static_cast<std::size_t>(terms / config.page_size * filled(s.length)));
@@ -69,7 +70,9 @@ Status PagedCache::save(std::vector<std::byte>& blob, std::int64_t sequence) con
     w.text(format_name(c.recipe.k));
     w.text(format_name(c.recipe.v));
     w.text(nibble_order_name(NibbleOrder::interleaved));
-    for (const std::int64_t x : {c.q_heads, c.kv_heads, c.head_dim, c.head_dim_v, c.page_size, st.layout.page_bytes}) {
+    const std::int64_t shared = c.shared_kv ? 1 : 0;
+    for (const std::int64_t x :
+         {c.q_heads, c.kv_heads, c.head_dim, c.head_dim_v, shared, c.page_size, st.layout.page_bytes}) {
       w.integer(x);
     }
     w.array(c.k_global);

@@ -106,12 +106,16 @@ Status check_tokens(const char* call, const char* name, const TensorView& x, std
   return {};
 }
 
-NewTokens load_tokens(const TensorView& k, const TensorView& v, std::int64_t row, std::int64_t n) {
+NewTokens load_tokens(const TensorView& k, const TensorView* v, std::int64_t row, std::int64_t n) {
   NewTokens t;
   t.n = n;
   t.k = head_major(k, row, n);
-  t.v = head_major(v, row, n);
+  if (v != nullptr) t.v = head_major(*v, row, n);
   return t;
+}
+
+bool has_v_mean(const CacheConfig& config) {
+  return (config.shared_kv ? config.recipe.centre : config.recipe.v_mean) != Centre::none;
 }
 
 void set_means(const CacheConfig& config, const NewTokens& tokens, const TensorView* q, std::int64_t row,
@@ -120,6 +124,12 @@ void set_means(const CacheConfig& config, const NewTokens& tokens, const TensorV
   if (r.centre == Centre::fixed) state.k_mean = config.k_mean;
   if (r.centre == Centre::mean) {
     state.k_mean = finite_mean(tokens.k.data(), config.kv_heads, tokens.n, config.head_dim);
+  }
+  if (config.shared_kv) {
+    for (std::int64_t h = 0; has_v_mean(config) && h < config.kv_heads; ++h) {
+      const auto first = state.k_mean.begin() + h * config.head_dim;
+      state.v_mean.insert(state.v_mean.end(), first, first + config.head_dim_v);
+    }
   }
   if (r.v_mean == Centre::fixed) state.v_mean = config.v_mean;
   if (r.v_mean == Centre::mean) {
@@ -137,7 +147,7 @@ void transform_tokens(const CacheConfig& config, const SequenceState& state, New
   const std::int64_t n = tokens.n;
   const std::int64_t d = config.head_dim;
   subtract(tokens.k, state.k_mean, config.kv_heads, n, d);
-  subtract(tokens.v, state.v_mean, config.kv_heads, n, config.head_dim_v);
+  if (!config.shared_kv) subtract(tokens.v, state.v_mean, config.kv_heads, n, config.head_dim_v);
   if (r.rank_one != RankOne::off) {
     // From the unquantised K': from the codes it would put back the error that centring removed.
     const std::int64_t group = config.q_heads / config.kv_heads;
@@ -155,7 +165,7 @@ void transform_tokens(const CacheConfig& config, const SequenceState& state, New
     }
   }
   if (r.rotate != Rotate::none) hadamard_rows(tokens.k.data(), config.kv_heads * n, d, d);
-  if (r.rotate == Rotate::qkv) {
+  if (r.rotate == Rotate::qkv && !config.shared_kv) {
     hadamard_rows(tokens.v.data(), config.kv_heads * n, config.head_dim_v, config.head_dim_v);
   }
 }

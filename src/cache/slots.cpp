@@ -56,12 +56,21 @@ Status check_slots(const PagePool& pool, std::int64_t page_size, std::span<const
 }  // namespace
 
 Status PagedCache::write_slots(const TensorView& k, const TensorView& v, std::span<const std::int64_t> slot_mapping) {
+  return write_tokens(k, &v, slot_mapping);
+}
+
+Status PagedCache::write_slots(const TensorView& k, std::span<const std::int64_t> slot_mapping) {
+  return write_tokens(k, nullptr, slot_mapping);
+}
+
+Status PagedCache::write_tokens(const TensorView& k, const TensorView* v, std::span<const std::int64_t> slot_mapping) {
   State& st = *state_;
   const CacheConfig& c = st.config;
+  MPFA_RETURN_IF_ERROR(st.check_values("write_slots", v != nullptr));
   const auto n = static_cast<std::int64_t>(slot_mapping.size());
   MPFA_RETURN_IF_ERROR(check_slot_recipe(c.recipe));
   MPFA_RETURN_IF_ERROR(check_tokens("write_slots", "k", k, 1, n, c.kv_heads, c.head_dim));
-  MPFA_RETURN_IF_ERROR(check_tokens("write_slots", "v", v, 1, n, c.kv_heads, c.head_dim_v));
+  if (v != nullptr) MPFA_RETURN_IF_ERROR(check_tokens("write_slots", "v", *v, 1, n, c.kv_heads, c.head_dim_v));
   NewTokens tokens;
   try {
     MPFA_RETURN_IF_ERROR(check_slots(st.pool, c.page_size, slot_mapping));

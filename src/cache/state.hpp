@@ -44,9 +44,13 @@ struct PagedCache::State {
   [[nodiscard]] std::int64_t recent() const {
     return config.recipe.recent == Recipe::recent_page ? config.page_size : config.recipe.recent;
   }
+  /// bf16 values of a token's V beside those of its K: none with shared_kv.
+  [[nodiscard]] std::int64_t wide_v_row() const { return config.shared_kv ? 0 : config.kv_heads * config.head_dim_v; }
   [[nodiscard]] bool empty() const;  // no sequence holds a token
   [[nodiscard]] Status check_sequence(const char* call, std::int64_t sequence) const;
   [[nodiscard]] Status check_empty(const char* call, std::int64_t sequence) const;
+  /// v is given exactly when the cache keeps V apart from K.
+  [[nodiscard]] Status check_values(const char* call, bool given) const;
 
   /// packed_end of the sequence once it has `end` tokens.
   [[nodiscard]] std::int64_t packed_after(const Sequence& s, std::int64_t end) const;

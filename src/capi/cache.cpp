@@ -2,7 +2,9 @@
 #include "mpfa/cache.hpp"
 
 #include <memory>
+#include <optional>
 #include <span>
+#include <utility>
 
 #include "capi/handles.hpp"
 
@@ -43,6 +45,7 @@ mpfa::Result<mpfa::CacheConfig> to_config(const mpfa_cache_config* c) {
   copy_if(c->v_mean, c->kv_heads * c->head_dim_v, config.v_mean);
   copy_if(c->k_global, c->kv_heads, config.k_global);
   copy_if(c->v_global, c->kv_heads, config.v_global);
+  config.shared_kv = c->shared_kv != 0;
   config.threads = c->threads;
   auto executor = mpfa::capi::to_executor(kCall, c->executor);
   if (!executor.ok()) return executor.status();
@@ -59,6 +62,19 @@ mpfa_operand_pages from_pages(const mpfa::OperandPages& p) {
 mpfa_sequence_view from_sequence(const mpfa::SequenceView& s) {
   return {s.k_mean, s.q_mean, s.v_mean,     s.v_alpha, s.v_beta, s.sink,
           s.sink_k, s.sink_v, s.wide_begin, s.wide_k,  s.wide_v, s.packed_end};
+}
+
+/// Tokens of a call: k, and v where there is one (NULL with shared_kv).
+mpfa::Result<std::pair<mpfa::TensorView, std::optional<mpfa::TensorView>>> to_views(const char* call,
+                                                                                    const mpfa_tensor* k,
+                                                                                    const mpfa_tensor* v) {
+  if (Status s = not_null(call, "k", k); !s.ok()) return s;
+  const auto k_view = to_view(call, "k", *k);
+  if (!k_view.ok()) return k_view.status();
+  if (v == nullptr) return std::pair(k_view.value(), std::optional<mpfa::TensorView>());
+  const auto v_view = to_view(call, "v", *v);
+  if (!v_view.ok()) return v_view.status();
+  return std::pair(k_view.value(), std::optional(v_view.value()));
 }
 
 /// ok when `data` and `count` describe an array; one of no elements may be null.
@@ -100,16 +116,18 @@ mpfa_status mpfa_cache_append(mpfa_cache* cache, const mpfa_tensor* k, const mpf
   return guarded(error, [&]() -> Status {
     constexpr const char* kCall = "mpfa_cache_append";
     MPFA_RETURN_IF_ERROR(not_null(kCall, "cache", cache));
-    MPFA_RETURN_IF_ERROR(not_null(kCall, "k", k));
-    MPFA_RETURN_IF_ERROR(not_null(kCall, "v", v));
-    const auto k_view = to_view(kCall, "k", *k);
-    if (!k_view.ok()) return k_view.status();
-    const auto v_view = to_view(kCall, "v", *v);
-    if (!v_view.ok()) return v_view.status();
-    if (q == nullptr) return cache->cache.append(k_view.value(), v_view.value(), nullptr, sequences, counts);
-    const auto q_view = to_view(kCall, "q", *q);
-    if (!q_view.ok()) return q_view.status();
-    return cache->cache.append(k_view.value(), v_view.value(), &q_view.value(), sequences, counts);
+    const auto views = to_views(kCall, k, v);
+    if (!views.ok()) return views.status();
+    std::optional<mpfa::TensorView> q_view;
+    if (q != nullptr) {
+      const auto view = to_view(kCall, "q", *q);
+      if (!view.ok()) return view.status();
+      q_view = view.value();
+    }
+    const auto& [k_view, v_view] = views.value();
+    const mpfa::TensorView* const queries = q_view ? &*q_view : nullptr;
+    if (!v_view) return cache->cache.append(k_view, queries, sequences, counts);
+    return cache->cache.append(k_view, *v_view, queries, sequences, counts);
   });
 }
 
@@ -152,7 +170,7 @@ mpfa_status mpfa_cache_get_stats(const mpfa_cache* cache, mpfa_cache_stats* stat
     stats->free_pages = cache->cache.free_pages();
     stats->memory_bytes = cache->cache.memory_bytes();
     stats->bytes_per_token = mpfa::bytes_per_token(config.recipe, config.q_heads, config.kv_heads, config.head_dim,
-                                                   config.head_dim_v, config.page_size);
+                                                   config.head_dim_v, config.page_size, config.shared_kv);
     stats->counters = {met.nonfinite_blocks, met.saturated_elements, met.flushed_blocks};
     return {};
   });
@@ -187,6 +205,7 @@ mpfa_status mpfa_cache_get_view(mpfa_cache* cache, mpfa_cache_view* view, mpfa_e
     view->page_table_stride = c.page_table_stride;
     view->lengths = c.lengths;
     view->sequences = c.sequences == nullptr ? nullptr : cache->sequences.data();
+    view->shared_kv = c.shared_kv ? 1 : 0;
     return {};
   });
 }
@@ -211,14 +230,12 @@ mpfa_status mpfa_cache_write_slots(mpfa_cache* cache, const mpfa_tensor* k, cons
   return guarded(error, [&]() -> Status {
     constexpr const char* kCall = "mpfa_cache_write_slots";
     MPFA_RETURN_IF_ERROR(not_null(kCall, "cache", cache));
-    MPFA_RETURN_IF_ERROR(not_null(kCall, "k", k));
-    MPFA_RETURN_IF_ERROR(not_null(kCall, "v", v));
     MPFA_RETURN_IF_ERROR(check_list(kCall, "slot_mapping", slot_mapping, count));
-    const auto k_view = to_view(kCall, "k", *k);
-    if (!k_view.ok()) return k_view.status();
-    const auto v_view = to_view(kCall, "v", *v);
-    if (!v_view.ok()) return v_view.status();
-    return cache->cache.write_slots(k_view.value(), v_view.value(), std::span(slot_mapping, count));
+    const auto views = to_views(kCall, k, v);
+    if (!views.ok()) return views.status();
+    const auto& [k_view, v_view] = views.value();
+    if (!v_view) return cache->cache.write_slots(k_view, std::span(slot_mapping, count));
+    return cache->cache.write_slots(k_view, *v_view, std::span(slot_mapping, count));
   });
 }
 

@@ -154,6 +154,7 @@ Result<CacheView> to_cache_view(const char* call, const mpfa_cache_view& v, std:
   view.page_table = v.page_table;
   view.page_table_stride = v.page_table_stride;
   view.lengths = v.lengths;
+  view.shared_kv = v.shared_kv != 0;
   if (v.sequences != nullptr) {
     for (std::int64_t i = 0; i < batch; ++i) sequences.push_back(to_sequence(v.sequences[i]));
     view.sequences = sequences.data();

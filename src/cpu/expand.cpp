@@ -64,7 +64,7 @@ void expand_wide_to(const Task& task, std::int64_t first, KeyRange c, std::int64
     }
     const std::int64_t at = (in_sink ? key : key - seq.wide_begin) * cache.kv_heads + task.kv_head;
     const std::uint16_t* k = (in_sink ? seq.sink_k : seq.wide_k) + at * d;
-    const std::uint16_t* v = (in_sink ? seq.sink_v : seq.wide_v) + at * dv;
+    const std::uint16_t* v = cache.shared_kv ? k : (in_sink ? seq.sink_v : seq.wide_v) + at * dv;
     for (std::int64_t i = 0; i < d; ++i) k_row[i * channel_stride] = bf16_to_float(k[i]);
     for (std::int64_t i = 0; i < dv; ++i) v_row[i] = bf16_to_float(v[i]);
   }

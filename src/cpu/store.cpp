@@ -61,7 +61,7 @@ void store_rows(const Task& task, OnlineState& state) {
         l = l * weight + std::exp2(sink - top);
       }
       row_scale(o, weight / l, dv);
-      if (p.recipe.rotate == Rotate::qkv) hadamard_rows(o, 1, dv, dv);
+      if (p.recipe.rotate == Rotate::qkv) hadamard_rows(o, 1, dv, dv, v_rotation_block(p, t.cache));
       for (std::int64_t i = 0; seq.v_mean != nullptr && i < dv; ++i) o[i] += mass * seq.v_mean[task.kv_head * dv + i];
       lse = (top + std::log2(l)) * static_cast<float>(kLn2) + shift;
     }

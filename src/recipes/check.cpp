@@ -120,6 +120,39 @@ Status check_recipe(const Recipe& r) {
   return check_ranges(r);
 }
 
+Status check_shared_kv(const Recipe& r, std::int64_t head_dim, std::int64_t head_dim_v) {
+  const auto refuse_sharing = [](std::string reason) { return refuse("shared_kv: " + std::move(reason)); };
+  if (head_dim_v > head_dim) {
+    return refuse_sharing(fmt::format("V of {} channels cannot be the first of K's {}; take head_dim_v <= head_dim",
+                                      head_dim_v, head_dim));
+  }
+  if (r.k != r.v) {
+    return refuse_sharing(fmt::format("V is read from the bytes of K, but {} and {}; take one format for both (kv=...)",
+                                      value_of(r, "k"), value_of(r, "v")));
+  }
+  if (r.k.rule == ScaleRule::norm && head_dim_v != head_dim) {
+    return refuse_sharing(
+        fmt::format("{} is scaled by the norm of a whole token, which reads as another value over {} "
+                    "of its {} channels; take another format",
+                    value_of(r, "k"), head_dim_v, head_dim));
+  }
+  if (r.v_mean != Centre::none || r.v_residual) {
+    return refuse_sharing(fmt::format("{} changes V apart from K; leave it out, centre=mean or static centres both",
+                                      value_of(r, r.v_residual ? "v_residual" : "v_mean")));
+  }
+  if (r.rotate == Rotate::qk) {
+    return refuse_sharing("rotate=qk would leave V rotated with K; take rotate=qkv, which rotates the output back");
+  }
+  const std::int64_t block = head_dim & -head_dim;  // what the Hadamard matrix of K works on
+  if (r.rotate == Rotate::qkv && head_dim_v % block != 0) {
+    return refuse_sharing(
+        fmt::format("rotate=qkv mixes blocks of {} channels of K and V ends inside one, at {}; take "
+                    "rotate=none or a head_dim_v that is a multiple of {}",
+                    block, head_dim_v, block));
+  }
+  return {};
+}
+
 std::int64_t commit_unit(const Recipe& r) {
   return std::max(r.k.block_keys, r.v.block_keys);
 }

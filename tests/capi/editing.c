@@ -60,7 +60,7 @@ void test_editing(void) {
   CHECK_REFUSED(mpfa_cache_write_slots(cache, &two, &two, slots, 1, &error), MPFA_INVALID_ARGUMENT, "shape");
   CHECK_REFUSED(mpfa_cache_write_slots(cache, &two, &two, slots, -1, &error), MPFA_INVALID_ARGUMENT, "count");
   CHECK_REFUSED(mpfa_cache_write_slots(cache, &two, &two, NULL, 2, &error), MPFA_INVALID_ARGUMENT, "slot_mapping");
-  CHECK_REFUSED(mpfa_cache_write_slots(cache, &two, NULL, slots, 2, &error), MPFA_INVALID_ARGUMENT, "v is NULL");
+  CHECK_REFUSED(mpfa_cache_write_slots(cache, &two, NULL, slots, 2, &error), MPFA_INVALID_ARGUMENT, "v is missing");
   CHECK(mpfa_cache_free_slots(cache, pages, 1, &error) == MPFA_OK);
   CHECK_REFUSED(mpfa_cache_free_slots(cache, pages, 1, &error), MPFA_INVALID_ARGUMENT, "3");
   CHECK_REFUSED(mpfa_cache_free_slots(cache, NULL, 1, &error), MPFA_INVALID_ARGUMENT, "pages");

@@ -100,7 +100,7 @@ class Head {
   }
 
   void restore_values(std::vector<Real>& out) const {
-    if (p_.recipe.rotate == Rotate::qkv) unrotate(out.data(), p_.head_dim_v);
+    if (p_.recipe.rotate == Rotate::qkv) unrotate(out.data(), p_.head_dim_v, v_rotation_block(p_, t_.cache));
     if (t_.cache.sequences == nullptr || t_.cache.sequences[b_].v_mean == nullptr) return;
     const float* mean = t_.cache.sequences[b_].v_mean + h_ / (p_.q_heads / p_.kv_heads) * p_.head_dim_v;
     for (std::size_t c = 0; c < out.size(); ++c) out[c] += static_cast<Real>(mean[c]);

@@ -20,13 +20,14 @@ std::vector<float> read_pages(const BlockFormat& f, std::int64_t head_dim, const
   return x;
 }
 
-/// bf16 rows [first, end) of a [.., kv_heads, d] array whose row 0 is token `origin`; null when no row is read.
+/// The first d channels of bf16 rows [first, end) of a [.., kv_heads, row_size] array whose row 0 is token `origin`;
+/// null when no row is read.
 template <class T>
-void read_wide(const std::uint16_t* data, std::int64_t origin, std::int64_t first, std::int64_t end,
-               std::int64_t kv_heads, std::int64_t g, std::int64_t d, std::vector<T>& x) {
+void read_wide(const std::uint16_t* data, std::int64_t row_size, std::int64_t origin, std::int64_t first,
+               std::int64_t end, std::int64_t kv_heads, std::int64_t g, std::int64_t d, std::vector<T>& x) {
   if (data == nullptr) return;
   for (std::int64_t j = first; j < end; ++j) {
-    const std::uint16_t* row = data + ((j - origin) * kv_heads + g) * d;
+    const std::uint16_t* row = data + ((j - origin) * kv_heads + g) * row_size;
     for (std::int64_t c = 0; c < d; ++c) x[j * d + c] = static_cast<T>(bf16_to_float(row[c]));
   }
 }
@@ -59,11 +60,15 @@ KeyHead<Real> load_keys(const AttentionProblem& p, const CacheView& cache, std::
   head.wide.k.resize(static_cast<std::size_t>(head.length * p.head_dim));
   head.wide.v.resize(static_cast<std::size_t>(head.length * p.head_dim_v));
   const std::int64_t sink = std::min(s->sink, head.length);
-  read_wide(s->sink_k, 0, 0, sink, p.kv_heads, g, p.head_dim, head.wide.k);
-  read_wide(s->sink_v, 0, 0, sink, p.kv_heads, g, p.head_dim_v, head.wide.v);
+  const std::int64_t d = p.head_dim;
+  const std::int64_t dv = p.head_dim_v;
+  const std::int64_t v_row = cache.shared_kv ? d : dv;
+  read_wide(s->sink_k, d, 0, 0, sink, p.kv_heads, g, d, head.wide.k);
+  read_wide(cache.shared_kv ? s->sink_k : s->sink_v, v_row, 0, 0, sink, p.kv_heads, g, dv, head.wide.v);
   const std::int64_t begin = std::max(s->wide_begin, sink);
-  read_wide(s->wide_k, s->wide_begin, begin, head.length, p.kv_heads, g, p.head_dim, head.wide.k);
-  read_wide(s->wide_v, s->wide_begin, begin, head.length, p.kv_heads, g, p.head_dim_v, head.wide.v);
+  read_wide(s->wide_k, d, s->wide_begin, begin, head.length, p.kv_heads, g, d, head.wide.k);
+  read_wide(cache.shared_kv ? s->wide_k : s->wide_v, v_row, s->wide_begin, begin, head.length, p.kv_heads, g, dv,
+            head.wide.v);
   return head;
 }
 

@@ -8,10 +8,9 @@
 
 namespace mpfa::reference {
 
-/// x[0..d) <- x H; the butterflies of hadamard_rows, which is float32 only.
+/// x[0..d) <- x H in blocks; the butterflies of hadamard_rows, which is float32 only.
 template <class Real>
-void unrotate(Real* x, std::int64_t d) {
-  const std::int64_t block = hadamard_block(d);
+void unrotate(Real* x, std::int64_t d, std::int64_t block) {
   for (std::int64_t half = 1; half < block; half *= 2) {
     for (std::int64_t i = 0; i < d; ++i) {
       if ((i & half) != 0) continue;
@@ -23,6 +22,10 @@ void unrotate(Real* x, std::int64_t d) {
   }
   const Real norm = 1 / std::sqrt(static_cast<Real>(block));
   for (std::int64_t i = 0; i < d; ++i) x[i] *= norm;
+}
+template <class Real>
+void unrotate(Real* x, std::int64_t d) {
+  unrotate(x, d, hadamard_block(d));
 }
 
 }  // namespace mpfa::reference
