@@ -75,6 +75,12 @@ struct CacheView {
     return std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<const std::uint16_t*>(rank_one)[i]) << 16);
   }
 
+  // Means of V of v_mean=page, [num_pages, kv_heads, head_dim_v] bf16 bits, in the basis of V'; strides in elements. A
+  // key read from page p has the value V' + mean of p, so p's keys add (sum of their P as rounded) * mean to the
+  // output.
+  const std::uint16_t* v_page_means = nullptr;
+  std::int64_t v_page_mean_page_stride = 0, v_page_mean_head_stride = 0;
+
   const std::int32_t* page_table = nullptr;  // [batch, page_table_stride]; entries past a length are never read
   std::int64_t page_table_stride = 0;
   const std::int64_t* lengths = nullptr;    // [batch] tokens

@@ -218,6 +218,9 @@ typedef struct mpfa_cache_view {
   int64_t page_table_stride;
   const int64_t* lengths;              /* [batch] tokens */
   const mpfa_sequence_view* sequences; /* [batch] or NULL */
+  /* v_mean=page: means of V, [num_pages, kv_heads, head_dim_v] bf16 bits, NULL otherwise; strides in elements */
+  const uint16_t* v_page_means;
+  int64_t v_page_mean_page_stride, v_page_mean_head_stride;
   int32_t shared_kv; /* 1: V is the first head_dim_v channels of K: v = k, sink_v and wide_v are not read */
 } mpfa_cache_view;
 /* Valid until the next call that changes the cache, or the next mpfa_cache_get_view. */

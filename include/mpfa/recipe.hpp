@@ -29,6 +29,8 @@ enum class Denominator : std::uint8_t { exact, same_codes };
 enum class KeyOrder : std::uint8_t { forward, reverse };  // reverse: the last key block first, the sink last
 /// Where a mean comes from: the first append of a sequence (then frozen), or calibrated by the caller.
 enum class Centre : std::uint8_t { none, mean, fixed };
+/// Mean of V per channel; page: of each full page, stored in the page (arXiv 2609.15810).
+enum class VMean : std::uint8_t { none, mean, fixed, page };
 enum class QCentre : std::uint8_t { none, mean, fixed, block };  // block: mean of 128 query rows of the call
 /// dS[j] = a . K'[j], the rank-one term that centring Q asks for, and how it is stored.
 enum class RankOne : std::uint8_t { off, bf16, split };        // split: bf16 hi + mid + lo, the same as fp32
@@ -50,7 +52,7 @@ struct Recipe {
   Centre centre = Centre::none;  // K
   QCentre q_centre = QCentre::none;
   RankOne rank_one = RankOne::off;  // off with q_centre set: the term is left out (to show what it does)
-  Centre v_mean = Centre::none;
+  VMean v_mean = VMean::none;
   bool v_residual = false;  // V ~ alpha * Vhat + beta per head and channel, least squares on the first append
   Rotate rotate = Rotate::none;
 
@@ -78,13 +80,14 @@ struct Recipe {
 /// ok, or which fields contradict each other (rank_one without q_centre, ...).
 [[nodiscard]] Status check_recipe(const Recipe& r);
 
-/// Tokens that become packed together: the larger of K's and V's block_keys.
-[[nodiscard]] std::int64_t commit_unit(const Recipe& r);
+/// Tokens that become packed together: the larger of K's and V's block_keys, or a page with v_mean=page.
+[[nodiscard]] std::int64_t commit_unit(const Recipe& r, std::int64_t page_size);
 /// ok, or why V cannot be the first head_dim_v channels of K in the same bytes (latent attention): their formats
 /// differ, V is centred, fitted or rotated apart from K, or reading fewer channels would read other values.
 [[nodiscard]] Status check_shared_kv(const Recipe& r, std::int64_t head_dim, std::int64_t head_dim_v);
 
-/// True when some tokens are kept in bf16 beside the packed pages (sink, recent, blocks along keys, phase switch).
+/// True when some tokens are kept in bf16 beside the packed pages (sink, recent, blocks along keys, v_mean=page, phase
+/// switch).
 [[nodiscard]] bool keeps_wide_tokens(const Recipe& r);
 
 }  // namespace mpfa

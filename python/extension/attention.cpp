@@ -89,7 +89,7 @@ void attend_tensors(const std::string& recipe, nb::handle q, nb::handle k, nb::h
 
   CacheConfig config = make_config(recipe, batch, kPageSize, q_heads, kv_heads, head_dim, v_array.shape[3],
                                    {k_mean, q_mean, v_mean, k_scale, v_scale});
-  config.page_size = std::lcm(kPageSize, commit_unit(config.recipe));
+  config.page_size = std::lcm(kPageSize, commit_unit(config.recipe, kPageSize));
   for (std::int64_t b = 0; b < batch; ++b) {
     const std::int64_t n = ragged_k ? offsets[b + 1] - offsets[b] : k_array.shape[1];
     config.num_pages += (n + config.page_size - 1) / config.page_size;

@@ -95,13 +95,16 @@ Status check_problem(const AttentionProblem& p) {
   MPFA_RETURN_IF_ERROR(check_window("window_left", p.window_left));
   MPFA_RETURN_IF_ERROR(check_window("window_right", p.window_right));
 
-  const std::int64_t unit = commit_unit(p.recipe);
+  const std::int64_t unit = commit_unit(p.recipe, p.page_size);
   if (unit > 1 && p.mask != MaskTensor::none) {
     // Which keys share a block with a masked one would decide what an unmasked one is worth.
-    return {StatusCode::unsupported,
-            fmt::format("attend: recipe {} quantises {} keys together and does not take a mask tensor (a masked key "
-                        "would change visible ones); use causal/window, or a recipe with K and V blocks along head_dim",
-                        p.recipe.name, unit)};
+    return {
+        StatusCode::unsupported,
+        fmt::format(
+            "attend: recipe {} quantises {} keys together and does not take a mask tensor (a masked key "
+            "would change visible ones); use causal/window, or a recipe with K and V blocks along head_dim and without "
+            "v_mean=page",
+            p.recipe.name, unit)};
   }
   return {};
 }

@@ -131,6 +131,10 @@ Status check_sequence(const AttentionProblem& p, const AttentionTensors& t, std:
     return invalid("sequence {} has only one of v_alpha and v_beta; pass both or none", b);
   }
   MPFA_RETURN_IF_ERROR(check_page_table(p, c, b, s.packed_end));
+  if (p.recipe.v_mean == VMean::page && s.packed_end > 0 && c.v_page_means == nullptr) {
+    return invalid("recipe {} has a mean of V in every page, but cache.v_page_means is null; pass them",
+                   recipe_text(p.recipe));
+  }
   const QCentre q_centre = p.recipe.q_centre;
   const bool centred_q = q_centre == QCentre::mean || q_centre == QCentre::fixed;
   if (centred_q && p.recipe.rank_one != RankOne::off && s.q_mean != nullptr && s.packed_end > 0 &&
@@ -150,6 +154,12 @@ Status check_cache(const AttentionProblem& p, const AttentionTensors& t) {
   MPFA_RETURN_IF_ERROR(check_equal("cache.head_dim_v", c.head_dim_v, p.head_dim_v));
   if (c.rank_one != nullptr) MPFA_RETURN_IF_ERROR(check_equal("cache.group", c.group, p.q_heads / p.kv_heads));
   MPFA_RETURN_IF_ERROR(check_sharing(p, c));
+  if (c.v_page_means != nullptr && p.recipe.v_mean != VMean::page) {
+    return invalid(
+        "the cache has means of V in its pages, recipe {} has none; attend with the recipe the cache was made "
+        "with",
+        recipe_text(p.recipe));
+  }
   if (p.batch > 0 && c.lengths == nullptr) return invalid("cache.lengths is null; {} lengths are needed", p.batch);
   bool any_packed = false;
   for (std::int64_t b = 0; b < p.batch; ++b) {

@@ -54,7 +54,7 @@ template <class View>
                                           KeyRange keys) {
   if (t.cache.sequences == nullptr) return {0, keys.end};
   const SequenceView& s = t.cache.sequences[b];
-  return {s.sink, packed_limit(keys.end - 1, commit_unit(p.recipe), recent_tokens(p), s.packed_end)};
+  return {s.sink, packed_limit(keys.end - 1, commit_unit(p.recipe, p.page_size), recent_tokens(p), s.packed_end)};
 }
 
 }  // namespace mpfa

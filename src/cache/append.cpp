@@ -66,7 +66,7 @@ void PagedCache::State::pack(Sequence& s, std::int64_t first, std::int64_t n, co
 }
 
 void PagedCache::State::pack_wide(Sequence& s, std::int64_t end) {
-  const std::int64_t unit = commit_unit(config.recipe);
+  const std::int64_t unit = commit_unit(config.recipe, config.page_size);
   const auto widen = [&](const std::vector<std::uint16_t>& wide, std::int64_t d, std::int64_t first, std::int64_t n,
                          float* rows) {
     for (std::int64_t t = 0; t < n; ++t) {
@@ -80,6 +80,7 @@ void PagedCache::State::pack_wide(Sequence& s, std::int64_t end) {
     const std::int64_t n = std::min(unit, end - s.packed_end);
     widen(s.wide_k, config.head_dim, s.packed_end, n, unit_k.data());
     if (!config.shared_kv) widen(s.wide_v, config.head_dim_v, s.packed_end, n, unit_v.data());
+    if (layout.v_mean_bytes > 0) take_page_means(s.pages[s.packed_end / config.page_size]);
     pack(s, s.packed_end, n, unit_k.data(), unit_v.data(), n, 0);
   }
 }
@@ -158,7 +159,7 @@ void PagedCache::State::commit(Fresh& fresh) {
   pack_wide(s, packed_after(s, end));
   // Rows of this call start at position `first` and read nothing in bf16 before that. One key more is kept, so that
   // the whole call can be undone.
-  drop_wide(s, packed_limit(first - 1, commit_unit(r), recent(), s.packed_end));
+  drop_wide(s, packed_limit(first - 1, commit_unit(r, config.page_size), recent(), s.packed_end));
 }
 
 Status PagedCache::append(const TensorView& k, const TensorView& v, const TensorView* q, const std::int32_t* sequences,
@@ -252,7 +253,7 @@ Status PagedCache::seal() {
   State& st = *state_;
   if (!st.config.recipe.phase_switch || st.sealed) return {};
   const auto packed = [&](const Sequence& s) {
-    return packed_limit(s.length - 1, commit_unit(st.config.recipe), st.recent(), s.length);
+    return packed_limit(s.length - 1, commit_unit(st.config.recipe, st.config.page_size), st.recent(), s.length);
   };
   std::vector<SharedWrite> shared;
   try {

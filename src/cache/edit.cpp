@@ -55,7 +55,7 @@ Status PagedCache::State::check_rewind(const char* call, const Sequence& s, std:
             fmt::format("{}: {} tokens are not in 0..{}, the length of the sequence", call, tokens, s.length)};
   }
   if (tokens == 0) return {};
-  const std::int64_t unit = commit_unit(config.recipe);
+  const std::int64_t unit = commit_unit(config.recipe, config.page_size);
   const std::int64_t packed = packed_limit(tokens - 1, unit, recent(), s.packed_end);
   const std::int64_t kept = std::min(s.wide_begin, tokens);
   if (packed >= kept || kept <= config.recipe.sink) return {};
@@ -67,7 +67,8 @@ Status PagedCache::State::check_rewind(const char* call, const Sequence& s, std:
 }
 
 void PagedCache::State::rewind(Sequence& s, std::int64_t tokens) const {
-  const std::int64_t packed = packed_limit(tokens - 1, commit_unit(config.recipe), recent(), s.packed_end);
+  const std::int64_t packed =
+      packed_limit(tokens - 1, commit_unit(config.recipe, config.page_size), recent(), s.packed_end);
   const std::int64_t kept = std::min(s.wide_begin, tokens);
   const std::int64_t begin = std::min(packed, kept);  // tokens [begin, kept) come back from the sink
   const std::int64_t k_row = config.kv_heads * config.head_dim;

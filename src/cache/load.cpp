@@ -109,7 +109,7 @@ Status PagedCache::State::read_sequence(std::span<const std::byte> body, Sequenc
   if (pages > static_cast<std::int64_t>(in.left()) / layout.page_bytes) {
     return damaged(fmt::format("it claims {} pages of {} bytes in {}", pages, layout.page_bytes, in.left()));
   }
-  const std::int64_t unit = commit_unit(r);
+  const std::int64_t unit = commit_unit(r, c.page_size);
   const bool wide = keeps_wide_tokens(r);
   const std::int64_t packed = r.phase_switch && !phase ? 0 : packed_limit(s.length - 1, unit, recent(), s.length);
   const bool begins =

@@ -59,16 +59,16 @@ Status check_config(const CacheConfig& c) {
   MPFA_RETURN_IF_ERROR(check_format(r.v, c.head_dim_v, c.page_size));
   if (r.rotate != Rotate::none) MPFA_RETURN_IF_ERROR(check_rotation(c.head_dim, "head_dim"));
   if (r.rotate == Rotate::qkv) MPFA_RETURN_IF_ERROR(check_rotation(c.head_dim_v, "head_dim_v"));
-  if (c.page_size % commit_unit(r) != 0) {
+  if (c.page_size % commit_unit(r, c.page_size) != 0) {
     return invalid(fmt::format("cache: page_size {} is not a multiple of the {} tokens that share a scale in {}",
-                               c.page_size, commit_unit(r), recipe_text(r)));
+                               c.page_size, commit_unit(r, c.page_size), recipe_text(r)));
   }
   MPFA_RETURN_IF_ERROR(
       check_vector(c.k_mean, r.centre == Centre::fixed, c.kv_heads * c.head_dim, "k_mean", "centre=static"));
   MPFA_RETURN_IF_ERROR(
       check_vector(c.q_mean, r.q_centre == QCentre::fixed, c.q_heads * c.head_dim, "q_mean", "q_centre=static"));
   MPFA_RETURN_IF_ERROR(
-      check_vector(c.v_mean, r.v_mean == Centre::fixed, c.kv_heads * c.head_dim_v, "v_mean", "v_mean=static"));
+      check_vector(c.v_mean, r.v_mean == VMean::fixed, c.kv_heads * c.head_dim_v, "v_mean", "v_mean=static"));
   // A static scale that nobody calibrated would silently be 1: refuse it.
   MPFA_RETURN_IF_ERROR(check_vector(c.k_global, r.k.rule == ScaleRule::fixed || !c.k_global.empty(), c.kv_heads,
                                     "k_global", "a static K scale"));
@@ -90,7 +90,7 @@ double bytes_per_token(const Recipe& recipe, std::int64_t q_heads, std::int64_t 
   const PageLayout l = page_layout(c);
   std::int64_t kv = l.k.data_bytes() + l.k.scale_bytes();
   if (!shared_kv) kv += l.v.data_bytes() + l.v.scale_bytes();
-  return static_cast<double>(kv * kv_heads + l.rank_one_bytes) / static_cast<double>(page_size);
+  return static_cast<double>(kv * kv_heads + l.rank_one_bytes + l.v_mean_bytes) / static_cast<double>(page_size);
 }
 
 void PagedCache::State::reserve_table(std::int64_t pages) {
@@ -126,7 +126,7 @@ Result<PagedCache> PagedCache::create(CacheConfig config) {
   }
   state->sequences.resize(static_cast<std::size_t>(config.batch));
   if (keeps_wide_tokens(config.recipe)) {
-    const std::int64_t rows = config.kv_heads * commit_unit(config.recipe);
+    const std::int64_t rows = config.kv_heads * commit_unit(config.recipe, config.page_size);
     state->unit_k.resize(static_cast<std::size_t>(rows * config.head_dim));
     if (!config.shared_kv) state->unit_v.resize(static_cast<std::size_t>(rows * config.head_dim_v));
   }
@@ -184,6 +184,11 @@ CacheView PagedCache::view() const {
     v.rank_one_wide = c.recipe.rank_one == RankOne::split;
     v.rank_one_page_stride = l.page_bytes / (v.rank_one_wide ? 4 : 2);
     v.rank_one_head_stride = c.page_size * v.group;
+  }
+  if (l.v_mean_bytes > 0) {
+    v.v_page_means = reinterpret_cast<const std::uint16_t*>(st.pool.data() + l.v_means);
+    v.v_page_mean_page_stride = l.page_bytes / 2;
+    v.v_page_mean_head_stride = c.head_dim_v;
   }
   v.page_table = st.table.data();
   v.page_table_stride = st.table_stride;

@@ -25,7 +25,9 @@ PageLayout page_layout(const CacheConfig& config) {
     const std::int64_t width = r.rank_one == RankOne::bf16 ? 2 : 4;
     l.rank_one_bytes = config.page_size * config.q_heads * width;
   }
-  l.page_bytes = (l.rank_one + l.rank_one_bytes + 63) / 64 * 64;
+  l.v_means = align16(l.rank_one + l.rank_one_bytes);
+  if (r.v_mean == VMean::page) l.v_mean_bytes = config.kv_heads * config.head_dim_v * 2;
+  l.page_bytes = (l.v_means + l.v_mean_bytes + 63) / 64 * 64;
   return l;
 }
 

@@ -1,6 +1,7 @@
 // The page pool: one allocation, pages of equal size, each holding K and V of all heads and their rank-one terms.
 //
 //   page = [K codes: head][V codes: head][K scales: head][V scales: head][rank one: head, slot, member]
+//          [V means: head]
 //
 // With shared_kv there are no V codes and scales: those of K are read.
 #pragma once
@@ -18,8 +19,9 @@ namespace mpfa {
 /// Byte offsets inside a page, all from one place so that no two parts of the library disagree.
 struct PageLayout {
   PageGeometry k, v;
-  std::int64_t k_data = 0, v_data = 0, k_scale = 0, v_scale = 0, rank_one = 0;
+  std::int64_t k_data = 0, v_data = 0, k_scale = 0, v_scale = 0, rank_one = 0, v_means = 0;
   std::int64_t rank_one_bytes = 0;  // of one page, all heads
+  std::int64_t v_mean_bytes = 0;    // likewise; bf16, for v_mean=page
   std::int64_t page_bytes = 0;      // a multiple of 64
 };
 [[nodiscard]] PageLayout page_layout(const CacheConfig& config);

@@ -47,6 +47,9 @@ void PagedCache::State::page_image(const Sequence& s, std::int64_t index, std::b
     copy_slots(config.recipe.k, l.k, config.page_size, packed, page + k, page + k_scale, out + k, out + k_scale);
     if (!config.shared_kv)
       copy_slots(config.recipe.v, l.v, config.page_size, packed, page + v, page + v_scale, out + v, out + v_scale);
+    // Written when the page became full; before that it may hold what another sequence left there.
+    const std::int64_t means = packed < config.page_size ? 0 : l.v_mean_bytes / config.kv_heads;
+    std::memcpy(out + l.v_means + h * means, page + l.v_means + h * means, static_cast<std::size_t>(means));
     const std::int64_t terms = l.rank_one_bytes / config.kv_heads;
     const std::int64_t at = l.rank_one + h * terms;
     std::memcpy(out + at, page + at, static_cast<std::size_t>(terms / config.page_size * filled(s.length)));

@@ -115,7 +115,8 @@ NewTokens load_tokens(const TensorView& k, const TensorView* v, std::int64_t row
 }
 
 bool has_v_mean(const CacheConfig& config) {
-  return (config.shared_kv ? config.recipe.centre : config.recipe.v_mean) != Centre::none;
+  const Recipe& r = config.recipe;
+  return config.shared_kv ? r.centre != Centre::none : r.v_mean == VMean::mean || r.v_mean == VMean::fixed;
 }
 
 void set_means(const CacheConfig& config, const NewTokens& tokens, const TensorView* q, std::int64_t row,
@@ -131,8 +132,8 @@ void set_means(const CacheConfig& config, const NewTokens& tokens, const TensorV
       state.v_mean.insert(state.v_mean.end(), first, first + config.head_dim_v);
     }
   }
-  if (r.v_mean == Centre::fixed) state.v_mean = config.v_mean;
-  if (r.v_mean == Centre::mean) {
+  if (r.v_mean == VMean::fixed) state.v_mean = config.v_mean;
+  if (r.v_mean == VMean::mean) {
     state.v_mean = finite_mean(tokens.v.data(), config.kv_heads, tokens.n, config.head_dim_v);
   }
   if (r.q_centre == QCentre::fixed) state.q_mean = config.q_mean;

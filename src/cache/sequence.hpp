@@ -44,7 +44,7 @@ void set_means(const CacheConfig& config, const NewTokens& tokens, const TensorV
                SequenceState& state);
 /// Centres, takes the rank-one terms, rotates: tokens become K' and V' as they are stored.
 void transform_tokens(const CacheConfig& config, const SequenceState& state, NewTokens& tokens);
-/// True when values come back with a mean per channel: V is centred, or K is and V is part of it.
+/// True when values come back with one mean per channel: V is centred, or K is and V is part of it.
 [[nodiscard]] bool has_v_mean(const CacheConfig& config);
 /// alpha and beta of V ~ alpha * Vhat + beta, least squares over these (transformed) tokens.
 void fit_v_residual(const CacheConfig& config, const NewTokens& tokens, SequenceState& state);

@@ -8,7 +8,7 @@ namespace mpfa {
 
 std::int64_t PagedCache::State::packed_after(const Sequence& s, std::int64_t end) const {
   if (config.recipe.phase_switch && !sealed) return s.packed_end;
-  return packed_limit(end - 1, commit_unit(config.recipe), recent(), end);
+  return packed_limit(end - 1, commit_unit(config.recipe, config.page_size), recent(), end);
 }
 
 void PagedCache::State::find_shared_writes(Sequence& s, std::int64_t packed, std::int64_t end,

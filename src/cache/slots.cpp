@@ -11,12 +11,13 @@ namespace {
 
 Status check_slot_recipe(const Recipe& r) {
   if (keeps_wide_tokens(r)) {
-    return {StatusCode::invalid_argument,
-            fmt::format("write_slots: recipe {} keeps tokens in bf16 beside the pages (sink, recent, blocks along keys "
-                        "or phase_switch); use append, or a recipe without them",
-                        recipe_text(r))};
+    return {
+        StatusCode::invalid_argument,
+        fmt::format("write_slots: recipe {} keeps tokens in bf16 beside the pages (sink, recent, blocks along keys, "
+                    "v_mean=page or phase_switch); use append, or a recipe without them",
+                    recipe_text(r))};
   }
-  if (r.centre == Centre::mean || r.q_centre == QCentre::mean || r.v_mean == Centre::mean || r.v_residual) {
+  if (r.centre == Centre::mean || r.q_centre == QCentre::mean || r.v_mean == VMean::mean || r.v_residual) {
     return {StatusCode::invalid_argument,
             fmt::format("write_slots: recipe {} takes means from the first append of a sequence, and slots belong to "
                         "none; take centre, q_centre and v_mean static or none and v_residual=off",

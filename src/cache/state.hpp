@@ -80,6 +80,8 @@ struct PagedCache::State {
             std::int64_t row0);
   /// Packs from the bf16 copies up to `end`.
   void pack_wide(Sequence& s, std::int64_t end);
+  /// v_mean=page: takes the mean of the page whose V is in unit_v out of it and stores it.
+  void take_page_means(std::int32_t page);
   /// Forgets the bf16 copies of tokens before `keep`.
   void drop_wide(Sequence& s, std::int64_t keep) const;
   /// Writes the terms of token `t` of `tokens`, if the recipe has them.

@@ -205,6 +205,9 @@ mpfa_status mpfa_cache_get_view(mpfa_cache* cache, mpfa_cache_view* view, mpfa_e
     view->page_table_stride = c.page_table_stride;
     view->lengths = c.lengths;
     view->sequences = c.sequences == nullptr ? nullptr : cache->sequences.data();
+    view->v_page_means = c.v_page_means;
+    view->v_page_mean_page_stride = c.v_page_mean_page_stride;
+    view->v_page_mean_head_stride = c.v_page_mean_head_stride;
     view->shared_kv = c.shared_kv ? 1 : 0;
     return {};
   });

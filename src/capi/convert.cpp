@@ -154,6 +154,9 @@ Result<CacheView> to_cache_view(const char* call, const mpfa_cache_view& v, std:
   view.page_table = v.page_table;
   view.page_table_stride = v.page_table_stride;
   view.lengths = v.lengths;
+  view.v_page_means = v.v_page_means;
+  view.v_page_mean_page_stride = v.v_page_mean_page_stride;
+  view.v_page_mean_head_stride = v.v_page_mean_head_stride;
   view.shared_kv = v.shared_kv != 0;
   if (v.sequences != nullptr) {
     for (std::int64_t i = 0; i < batch; ++i) sequences.push_back(to_sequence(v.sequences[i]));

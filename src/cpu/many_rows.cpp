@@ -10,6 +10,7 @@
 #include "cpu/expand.hpp"
 #include "cpu/few_rows.hpp"
 #include "cpu/finite.hpp"
+#include "cpu/page_means.hpp"
 #include "cpu/round_p.hpp"
 #include "cpu/word_ops.hpp"
 
@@ -179,6 +180,7 @@ void add_columns(const Task& task, std::int64_t first, KeyRange c, const Visible
   for (std::int64_t r = 0; r < task.count; ++r) {
     if (keep[r] != 1.0F) row_scale(state.o + r * dv, keep[r], dv);
   }
+  if (pages) add_page_means(task, first, c, x, 1, ld, s, state.o);
   accumulate_columns(task, c, ld, x, s, state.o);
 }
 

@@ -11,6 +11,7 @@
 #include "cpu/few_rows.hpp"
 #include "cpu/finite.hpp"
 #include "cpu/many_rows.hpp"
+#include "cpu/page_means.hpp"
 #include "cpu/round_p.hpp"
 #include "cpu/word_ops.hpp"
 
@@ -193,6 +194,7 @@ void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
     finish_scores(task, task.rows[r], first, source, seen[r], x);
     softmax_step(task.problem->recipe, source, x, state.m[r], state.l[r], state.o + r * dv, dv);
   }
+  if (source == Source::pages) add_page_means(task, first, c, s.s, kKeyTile, 1, s, state.o);
   accumulate(task, first, source, c, s, state.o);
 }
 

@@ -81,7 +81,7 @@ Status check_means(const Recipe& r) {
                     "v_residual=off or a v without @keys",
                     value_of(r, "v")));
   }
-  if (r.v_residual && r.v_mean != Centre::none) {
+  if (r.v_residual && r.v_mean != VMean::none) {
     return refuse(
         fmt::format("v_residual=on with {} is not allowed, the residual has a mean of its own; take one of "
                     "them",
@@ -136,7 +136,7 @@ Status check_shared_kv(const Recipe& r, std::int64_t head_dim, std::int64_t head
                     "of its {} channels; take another format",
                     value_of(r, "k"), head_dim_v, head_dim));
   }
-  if (r.v_mean != Centre::none || r.v_residual) {
+  if (r.v_mean != VMean::none || r.v_residual) {
     return refuse_sharing(fmt::format("{} changes V apart from K; leave it out, centre=mean or static centres both",
                                       value_of(r, r.v_residual ? "v_residual" : "v_mean")));
   }
@@ -153,12 +153,13 @@ Status check_shared_kv(const Recipe& r, std::int64_t head_dim, std::int64_t head
   return {};
 }
 
-std::int64_t commit_unit(const Recipe& r) {
-  return std::max(r.k.block_keys, r.v.block_keys);
+std::int64_t commit_unit(const Recipe& r, std::int64_t page_size) {
+  const std::int64_t block = std::max(r.k.block_keys, r.v.block_keys);
+  return r.v_mean == VMean::page ? std::max(block, page_size) : block;
 }
 
 bool keeps_wide_tokens(const Recipe& r) {
-  return r.sink > 0 || r.recent != 0 || commit_unit(r) > 1 || r.phase_switch;
+  return r.sink > 0 || r.recent != 0 || commit_unit(r, 1) > 1 || r.v_mean == VMean::page || r.phase_switch;
 }
 
 }  // namespace mpfa

@@ -22,6 +22,8 @@ constexpr std::array kProducts{Named{"wide", QkProduct::wide}, Named{"fp8", QkPr
 constexpr std::array kDenominators{Named{"exact", Denominator::exact}, Named{"same_codes", Denominator::same_codes}};
 constexpr std::array kOrders{Named{"forward", KeyOrder::forward}, Named{"reverse", KeyOrder::reverse}};
 constexpr std::array kCentres{Named{"none", Centre::none}, Named{"mean", Centre::mean}, Named{"static", Centre::fixed}};
+constexpr std::array kVMeans{Named{"none", VMean::none}, Named{"mean", VMean::mean}, Named{"static", VMean::fixed},
+                             Named{"page", VMean::page}};
 constexpr std::array kQCentres{Named{"none", QCentre::none}, Named{"mean", QCentre::mean},
                                Named{"static", QCentre::fixed}, Named{"block", QCentre::block}};
 constexpr std::array kRankOnes{Named{"off", RankOne::off}, Named{"bf16", RankOne::bf16},
@@ -185,7 +187,7 @@ constexpr auto kFields = std::to_array<RecipeField>({
     named_field<&Recipe::centre, kCentres>("centre", "center"),
     {"q_centre", "q_center", set_q_centre, get_named<&Recipe::q_centre, kQCentres>, all_names<kQCentres>},
     named_field<&Recipe::rank_one, kRankOnes>("rank_one"),
-    named_field<&Recipe::v_mean, kCentres>("v_mean"),
+    named_field<&Recipe::v_mean, kVMeans>("v_mean"),
     named_field<&Recipe::v_residual, kSwitches>("v_residual"),
     named_field<&Recipe::rotate, kRotations>("rotate"),
     {"sink", "", [](Recipe& r, std::string_view text) { return set_count(r.sink, text); },

@@ -100,7 +100,8 @@ TEST_P(SaveLoad, DamagedBlobsAreRefused) {
 INSTANTIATE_TEST_SUITE_P(Recipes, SaveLoad,
                          ::testing::Values("mxfp4,centre=none", "k=nvfp4,v=nvfp4@keys,p=bf16",
                                            "k=mxfp4,v=mxfp4,sink=4,recent=7", "mxattention", "mpfa_static",
-                                           "k=int4_tile16,v=nvfp4@keys,p=bf16", "turboquant_4bit"));
+                                           "k=int4_tile16,v=nvfp4@keys,p=bf16", "turboquant_4bit",
+                                           "kv=mxfp4,v_mean=page"));
 
 TEST(Load, NamesTheMismatch) {
   const CacheConfig ours = cache_config("mxfp4,centre=none");

@@ -67,7 +67,7 @@ TEST(PagedCache, PackedBytesDoNotDependOnHowTokensAreCut) {
   // Static centring: the mean of the first append would depend on the cut by design.
   const Tokens tokens(48);
   for (const char* recipe : {"mxfp4,centre=none", "nvfp4,centre=none", "k=nvfp4,v=nvfp4@keys,p=bf16", "fp8",
-                             "k=mxfp4,v=mxfp4,sink=5,recent=7"}) {
+                             "k=mxfp4,v=mxfp4,sink=5,recent=7", "kv=nvfp4,v_mean=page"}) {
     PagedCache whole = PagedCache::create(config(recipe)).value();
     ASSERT_TRUE(tokens.append(whole, 0, 48).ok());
     for (const std::int64_t cut : {1, 15, 16, 17, 31}) {

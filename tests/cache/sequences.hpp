@@ -110,6 +110,10 @@ inline std::vector<float> content(const CacheView& v, std::int64_t wide) {
                           pages.global_scale(h), row.data(), kDim, 1);
         all.insert(all.end(), row.begin(), row.end());
       }
+      // v_mean=page: codes mean nothing without the mean of their page.
+      for (std::int64_t i = 0; i < kDim && v.v_page_means != nullptr && t < s.packed_end; ++i) {
+        all.push_back(v.v_page_means[page * v.v_page_mean_page_stride + h * v.v_page_mean_head_stride + i]);
+      }
       for (std::int64_t m = 0; m < v.group && v.rank_one != nullptr; ++m) {
         all.push_back(v.rank_one_at(page, h, t % kPage, m));
       }

@@ -118,7 +118,8 @@ TEST_P(Soak, EverySequenceIsAsIfAlone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, Soak,
-                         ::testing::Values("mxfp4,centre=none", "mpfa_static", "k=mxfp4,v=mxfp4,sink=4,recent=7",
+                         ::testing::Values("mxfp4,centre=none", "mpfa_static", "k=int8,v=mxfp4,v_mean=page,sink=2",
+                                           "k=mxfp4,v=mxfp4,sink=4,recent=7",
                                            "k=nvfp4,v=mxfp4@keys,p=bf16,sink=3,recent=page",
                                            "mxfp4,centre=none,phase_switch=on,recent=5"));
 

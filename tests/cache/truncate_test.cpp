@@ -69,7 +69,8 @@ INSTANTIATE_TEST_SUITE_P(Recipes, Truncate,
                          ::testing::Values("mxfp4,centre=none", "k=nvfp4,v=nvfp4@keys,p=bf16",
                                            "k=mxfp4,v=mxfp4,sink=4,recent=7", "mxattention", "mpfa_static",
                                            "k=nvfp4,v=mxfp4@keys,p=bf16,sink=3,recent=page",
-                                           "mxfp4,centre=none,phase_switch=on,recent=5"));
+                                           "mxfp4,centre=none,phase_switch=on,recent=5", "kv=mxfp4,v_mean=page",
+                                           "kv=nvfp4,v_mean=page,rotate=qkv,sink=3,recent=5"));
 
 TEST(TruncateErrors, SayWhichLengthsArePossible) {
   PagedCache cache = poisoned_cache(cache_config("k=nvfp4,v=nvfp4@keys,p=bf16"));

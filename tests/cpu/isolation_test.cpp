@@ -23,8 +23,9 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::ValuesIn(implementations()),
                      testing::Values("bf16", "fp8", "nvfp4,centre=none", "mxattention_uos",
                                      "k=int8,v=int4_asym,p=e4m3x256,order=reverse,sink=3,recent=9",
-                                     "q=nvfp4,k=nvfp4_4over6,v=nvfp4@keys,p=nvfp4_underflow,sink=4,recent=page")),
-    [](const auto& test) { return std::get<0>(test.param).name + "_" + std::to_string(test.index % 6); });
+                                     "q=nvfp4,k=nvfp4_4over6,v=nvfp4@keys,p=nvfp4_underflow,sink=4,recent=page",
+                                     "kv=mxfp4,v_mean=page,p=bf16")),
+    [](const auto& test) { return std::get<0>(test.param).name + "_" + std::to_string(test.index % 7); });
 
 PagedCache cache_over(const std::string& text, unsigned char fill, const Tensor& k, const Tensor& v,
                       std::int64_t q_heads, const std::vector<std::int64_t>& lengths) {

@@ -121,7 +121,8 @@ TEST_P(Layout, PromptInTwoCallsThenDecodeEqualsOneCall) {
 INSTANTIATE_TEST_SUITE_P(Recipes, Layout,
                          ::testing::Values("bf16", "fp8", "int8", "mxfp4,centre=none", "nvfp4,centre=none",
                                            "k=nvfp4,v=nvfp4@keys,p=bf16", "k=int4_tile16,v=int8,p=f32",
-                                           "k=lloyd4,v=int4_asym,p=bf16", "k=mxfp4,v=mxfp4,sink=4,recent=9,p=f32"),
+                                           "k=lloyd4,v=int4_asym,p=bf16", "k=mxfp4,v=mxfp4,sink=4,recent=9,p=f32",
+                                           "kv=nvfp4,v_mean=page,p=bf16"),
                          [](const ::testing::TestParamInfo<std::string>& parameter) {
                            std::string name = parameter.param;
                            for (char& ch : name) ch = std::isalnum(static_cast<unsigned char>(ch)) != 0 ? ch : '_';

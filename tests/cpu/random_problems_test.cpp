@@ -35,7 +35,9 @@ struct Random {
 std::string random_recipe() {
   return pick<std::string>({"bf16", "fp8", "int8", "mxfp4", "nvfp4,rotate=qk", "mpfa", "mpfa,rank_one=split",
                             "k=nvfp4,v=nvfp4@keys,p=bf16,sink=4", "k=mxfp4,v=int8,recent=6,p=f32",
-                            "k=int4_g32,v=lloyd4,p=f32,v_mean=mean", "k=f32,v=f32,p=f32"});
+                            "k=int4_g32,v=lloyd4,p=f32,v_mean=mean", "k=f32,v=f32,p=f32",
+                            "k=int8,v=nvfp4,p=f32,v_mean=page,rotate=qkv",
+                            "kv=mxfp4,p=f32,v_mean=page,sink=3,recent=5"});
 }
 
 PagedCache random_cache(Random& r) {
@@ -101,7 +103,8 @@ RC_GTEST_PROP(RandomProblems, KernelAgreesWithTheReference, ()) {
   p.q_heads = p.kv_heads * pick<std::int64_t>({1, 2, 3, 5, 7, 16});
   p.head_dim = pick<std::int64_t>({16, 32, 64, 80, 96, 128});
   p.head_dim_v = pick<std::int64_t>({16, 32, 48, 64, 128});
-  p.page_size = commit_unit(p.recipe) > 1 ? pick<std::int64_t>({16, 32, 64}) : pick<std::int64_t>({1, 7, 16, 64, 100});
+  p.page_size =
+      commit_unit(p.recipe, 1) > 1 ? pick<std::int64_t>({16, 32, 64}) : pick<std::int64_t>({1, 7, 16, 64, 100});
   p.threads = static_cast<int>(between(1, 3));
   if (p.recipe.k.block_channels == 32 || p.recipe.v.block_channels == 32) p.head_dim = p.head_dim_v = 64;
   const PagedCache cache = random_cache(r);

@@ -79,7 +79,10 @@ TEST_P(EveryRecipe, AgreesWithTheReference) {
 std::vector<std::string> all_recipes() {
   std::vector<std::string> names = recipe_names();
   names.insert(names.end(), {"mxfp4,centre=none", "nvfp4,rotate=qkv,v_mean=mean", "mpfa,rank_one=off",
-                             "k=int8_g32,v=int4_asym,p=bf16,sink=3,recent=9", "k=f32,v=f32,p=f32"});
+                             "mxfp4,v_mean=page", "mxattention_uos,v_mean=page", "fp8_loglin,v_mean=page,sink=5",
+                             "k=fp8_e4m3,v=nvfp4@keys,p=nvfp4_two_level,v_mean=page,order=reverse",
+                             "q=f32,kv=int4_asym,p=f32,v_mean=page", "k=int8_g32,v=int4_asym,p=bf16,sink=3,recent=9",
+                             "k=f32,v=f32,p=f32"});
   return names;
 }
 

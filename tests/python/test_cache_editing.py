@@ -10,7 +10,15 @@ from oracle import EXACT
 import mpfa
 
 RNG = np.random.default_rng(41)
-RECIPES = [EXACT, "mxfp4", "nvfp4,centre=none", "fp8", "bitdecoding_nvfp4", "mxfp4,centre=none,sink=4,recent=16"]
+RECIPES = [
+    EXACT,
+    "mxfp4",
+    "nvfp4,centre=none",
+    "fp8",
+    "bitdecoding_nvfp4",
+    "mxfp4,centre=none,sink=4,recent=16",
+    "kv=mxfp4,v_mean=page",
+]
 PAGE = 128  # what formats with blocks along the keys take
 
 

@@ -58,11 +58,13 @@ TEST(RecipeTable, DerivedFieldsFollowFromTheOperands) {
 }
 
 TEST(RecipeTable, UnitsAndWideTokens) {
-  EXPECT_EQ(commit_unit(recipe("mxfp4")), 1);
+  EXPECT_EQ(commit_unit(recipe("mxfp4"), 64), 1);
   EXPECT_FALSE(keeps_wide_tokens(recipe("mxfp4")));
-  EXPECT_EQ(commit_unit(recipe("sage3")), 16);  // V blocks along the keys
+  EXPECT_EQ(commit_unit(recipe("sage3"), 64), 16);  // V blocks along the keys
   EXPECT_TRUE(keeps_wide_tokens(recipe("sage3")));
-  EXPECT_EQ(commit_unit(recipe("sage2")), 64);
+  EXPECT_EQ(commit_unit(recipe("sage2"), 128), 64);
+  EXPECT_EQ(commit_unit(recipe("mxfp4,v_mean=page"), 128), 128);
+  EXPECT_TRUE(keeps_wide_tokens(recipe("mxfp4,v_mean=page")));
   EXPECT_EQ(recipe("bitdecoding_nvfp4").recent, Recipe::recent_page);
   EXPECT_TRUE(keeps_wide_tokens(recipe("mxattention")));  // until the phase switch
   EXPECT_TRUE(keeps_wide_tokens(recipe("mxfp4,sink=4")));

@@ -50,7 +50,7 @@ Recipe random_recipe() {
   r.centre = static_cast<Centre>(*rc::gen::inRange(0, 3));
   r.q_centre = static_cast<QCentre>(*rc::gen::inRange(0, 4));
   r.rank_one = static_cast<RankOne>(*rc::gen::inRange(0, 3));
-  r.v_mean = static_cast<Centre>(*rc::gen::inRange(0, 3));
+  r.v_mean = static_cast<VMean>(*rc::gen::inRange(0, 4));
   r.v_residual = *rc::gen::arbitrary<bool>();
   r.rotate = static_cast<Rotate>(*rc::gen::inRange(0, 3));
   r.sink = *rc::gen::inRange<std::int64_t>(0, 100);

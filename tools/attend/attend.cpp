@@ -59,7 +59,7 @@ CacheConfig cache_config(const AttentionProblem& p, const Inputs& in) {
   // A file may hold the means for other recipes too; the cache refuses those it has no use for.
   if (p.recipe.centre == Centre::fixed) c.k_mean = in.k_mean;
   if (p.recipe.q_centre == QCentre::fixed) c.q_mean = in.q_mean;
-  if (p.recipe.v_mean == Centre::fixed) c.v_mean = in.v_mean;
+  if (p.recipe.v_mean == VMean::fixed) c.v_mean = in.v_mean;
   return c;
 }
 

@@ -32,6 +32,17 @@ void read_wide(const std::uint16_t* data, std::int64_t row_size, std::int64_t or
   }
 }
 
+/// v_mean=page: every value gets the mean of its page back.
+template <class Real>
+void add_page_means(const CacheView& c, const std::int32_t* table, std::int64_t g, std::vector<Real>& v) {
+  if (c.v_page_means == nullptr) return;
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    const std::int64_t page = table[static_cast<std::int64_t>(i) / c.head_dim_v / c.page_size];
+    const std::uint16_t* mean = c.v_page_means + page * c.v_page_mean_page_stride + g * c.v_page_mean_head_stride;
+    v[i] += static_cast<Real>(bf16_to_float(mean[static_cast<std::int64_t>(i) % c.head_dim_v]));
+  }
+}
+
 template <class Real>
 void apply_residual(const SequenceView& s, std::int64_t g, std::int64_t d, std::vector<Real>& v) {
   if (s.v_alpha == nullptr && s.v_beta == nullptr) return;
@@ -54,6 +65,7 @@ KeyHead<Real> load_keys(const AttentionProblem& p, const CacheView& cache, std::
   head.packed.k = read_pages(cache.k_format, p.head_dim, cache.k, table, p.page_size, g, packed);
   const std::vector<float> v = read_pages(cache.v_format, p.head_dim_v, cache.v, table, p.page_size, g, packed);
   head.packed.v.assign(v.begin(), v.end());
+  add_page_means(cache, table, g, head.packed.v);
   if (s == nullptr) return head;
 
   apply_residual(*s, g, p.head_dim_v, head.packed.v);

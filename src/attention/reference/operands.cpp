@@ -39,6 +39,11 @@ void subtract(std::vector<float>& x, const std::vector<float>& mean) {
   for (std::size_t i = 0; i < x.size(); ++i) x[i] -= mean[i % mean.size()];
 }
 
+/// What V is centred by here; check_backward has refused the means of pages.
+Centre v_centre(VMean v) {
+  return v == VMean::mean ? Centre::mean : v == VMean::fixed ? Centre::fixed : Centre::none;
+}
+
 /// The mean of `centre`: of x, or row `head` of the calibrated [heads, d].
 std::vector<float> choose_mean(Centre centre, const std::vector<float>& x, const float* calibrated, std::int64_t head,
                                std::int64_t d) {
@@ -64,7 +69,7 @@ Status check_means(const AttentionProblem& p, const AttentionTensors& t) {
   const Recipe& r = p.recipe;
   const bool needs_k = r.centre == Centre::fixed;
   const bool needs_q = r.q_centre == QCentre::fixed;
-  const bool needs_v = r.v_mean == Centre::fixed;
+  const bool needs_v = r.v_mean == VMean::fixed;
   for (std::int64_t b = 0; b < p.batch && (needs_k || needs_q || needs_v); ++b) {
     const SequenceView s = t.cache.sequences == nullptr ? SequenceView{} : t.cache.sequences[b];
     if ((needs_k && s.k_mean == nullptr) || (needs_q && s.q_mean == nullptr) || (needs_v && s.v_mean == nullptr)) {
@@ -85,6 +90,11 @@ Status check_backward(const AttentionProblem& p, const AttentionTensors& t, cons
             fmt::format("backward: recipe {} fits V by alpha and beta, which has no gradient rule; use v_residual=off",
                         recipe_text(p.recipe))};
   }
+  if (p.recipe.v_mean == VMean::page) {
+    return {StatusCode::unsupported,
+            fmt::format("backward: recipe {} centres V by the pages of a cache, and there is none; use v_mean=mean",
+                        recipe_text(p.recipe))};
+  }
   MPFA_RETURN_IF_ERROR(check_means(p, t));
   return check_float_tensor("d_out", d_out, {t.q.shape[0], t.q.shape[1], p.q_heads, p.head_dim_v});
 }
@@ -102,7 +112,7 @@ KeyOperands<Real> key_operands(const AttentionProblem& p, const AttentionTensors
   keys.k_codes = quantise(r.k, r.rotate != Rotate::none, keys.k_given, p.head_dim, keys.k);
 
   keys.v_given = head_rows(x.v, b * x.sk, keys.n, p.kv_heads, g, p.head_dim_v);
-  keys.v_mean = choose_mean(r.v_mean, keys.v_given, s.v_mean, g, p.head_dim_v);
+  keys.v_mean = choose_mean(v_centre(r.v_mean), keys.v_given, s.v_mean, g, p.head_dim_v);
   subtract(keys.v_given, keys.v_mean);
   quantise(r.v, r.rotate == Rotate::qkv, keys.v_given, p.head_dim_v, keys.v);
   return keys;
