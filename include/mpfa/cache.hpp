@@ -8,6 +8,7 @@
 
 #include "mpfa/cache_view.hpp"
 #include "mpfa/executor.hpp"
+#include "mpfa/pages.hpp"
 #include "mpfa/recipe.hpp"
 #include "mpfa/status.hpp"
 #include "mpfa/tensor.hpp"
@@ -38,6 +39,19 @@ struct CacheConfig {
 [[nodiscard]] double bytes_per_token(const Recipe& recipe, std::int64_t q_heads, std::int64_t kv_heads,
                                      std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t page_size,
                                      bool shared_kv = false);
+
+/// Quantises token i of k [1, n, kv_heads, head_dim] and v [1, n, kv_heads, head_dim_v] (f32, bf16, f16) into slot
+/// slot_mapping[i] = page * page_size + slot of pages that the caller owns; -1 skips the token. The bytes are those
+/// that PagedCache::write_slots writes for the same `config`, whose page count, page size, heads, head dims and global
+/// scales are those of the pages (batch is not looked at). For linear pages and recipes that keep no bf16 tokens, take
+/// no mean from a first append and have no rank-one term. Fails, with nothing changed, on slots outside the pages or
+/// given twice. K and V must not share bytes. counters may be null.
+[[nodiscard]] Status quantise_to_pages(const CacheConfig& config, const MutablePages& k_pages,
+                                       const MutablePages& v_pages, const TensorView& k, const TensorView& v,
+                                       std::span<const std::int64_t> slot_mapping, QuantiseCounters* counters);
+[[nodiscard]] Status quantise_to_pages(const CacheConfig& config, const MutablePages& k_pages,
+                                       const MutablePages& v_pages, const TensorView& k, const TensorView& v,
+                                       std::span<const std::int32_t> slot_mapping, QuantiseCounters* counters);
 
 class PagedCache {
  public:
@@ -95,6 +109,12 @@ class PagedCache {
   /// Puts a saved sequence into the empty `sequence`. invalid_argument: the blob is of a cache with another recipe,
   /// shape, page size, static scale or phase; io_error: the blob is damaged; out_of_memory: the pool lacks pages.
   [[nodiscard]] Status load(std::span<const std::byte> blob, std::int64_t sequence);
+
+  /// Makes the empty `sequence` hold `tokens` tokens that are in pages `ids` of the caller, in token order, in any
+  /// layout; copied bit for bit. They are K' and V' as this cache would store them: same formats, page size, heads and
+  /// static scales. For recipes that keep no bf16 tokens, take no mean from a first append and have no rank-one term.
+  [[nodiscard]] Status import_pages(std::int64_t sequence, const Pages& k, const Pages& v,
+                                    std::span<const std::int32_t> ids, std::int64_t tokens);
 
   /// Copies one page with codes, scales and rank-one terms (ids in [0, num_pages)); `to` is not shared.
   [[nodiscard]] Status copy_page(std::int64_t from, std::int64_t to);

@@ -17,10 +17,15 @@ struct OperandPages {
   std::int64_t scale_page_stride = 0, scale_head_stride = 0, scale_row_stride = 0;
   const float* global = nullptr;  // [kv_heads] fp32 scale per head, null = 1
 
+  [[nodiscard]] constexpr std::int64_t data_offset(std::int64_t page, std::int64_t head) const {
+    return page * data_page_stride + head * data_head_stride;
+  }
+  [[nodiscard]] constexpr std::int64_t scale_offset(std::int64_t page, std::int64_t head) const {
+    return page * scale_page_stride + head * scale_head_stride;
+  }
   [[nodiscard]] ConstPageBytes page(std::int64_t page, std::int64_t head) const {
-    return {data + page * data_page_stride + head * data_head_stride, data_row_stride,
-            scales == nullptr ? nullptr : scales + page * scale_page_stride + head * scale_head_stride,
-            scale_row_stride};
+    return {data + data_offset(page, head), data_row_stride,
+            scales == nullptr ? nullptr : scales + scale_offset(page, head), scale_row_stride};
   }
   [[nodiscard]] float global_scale(std::int64_t head) const { return global == nullptr ? 1.0F : global[head]; }
 };

@@ -27,10 +27,12 @@ enum class ScaleLayout : std::uint8_t {
                   // (row/4*4 + block/(blocks/4)) * blocks + block % (blocks/4) * 4 + row % 4 (V scales of vLLM pages)
 };
 
-/// ggml blocks: scale bytes and codes (split order) together.
+/// ggml blocks: scale bytes and codes together; 4-bit codes in split order.
 enum class GgmlType : std::uint8_t {
   mxfp4,  // 17 bytes for 32 channels: e8m0 scale, 16 bytes of codes
   nvfp4,  // 36 bytes for 64 channels: 4 e4m3 scales, then 4 x 8 bytes of codes
+  q8_0,   // 34 bytes for 32 channels: fp16 scale, 32 int8; our int8_g32
+  q4_0,   // 18 bytes for 32 channels: fp16 scale, 16 bytes of codes, stored plus 8; our int4_g32
 };
 
 [[nodiscard]] std::string_view nibble_order_name(NibbleOrder order);
@@ -50,11 +52,11 @@ enum class GgmlType : std::uint8_t {
 [[nodiscard]] Status convert_scales(ScaleLayout from, ScaleLayout to, std::int64_t rows, std::int64_t blocks,
                                     const std::byte* in, std::int64_t in_bytes, std::byte* out, std::int64_t out_bytes);
 
-/// Bytes of one row of head_dim channels (a multiple of 32 or 64) in ggml blocks.
+/// Bytes of one row of head_dim channels (a multiple of 32, nvfp4: of 64) in ggml blocks.
 [[nodiscard]] Result<std::int64_t> ggml_row_bytes(GgmlType type, std::int64_t head_dim);
 
-/// Rows of ours (codes: head_dim / 2 bytes, scales: head_dim / 32 or / 16 bytes, global scale 1) to ggml blocks, rows
-/// without padding. Refuses NaN scales and negative ones: ggml has neither (it reads a NaN scale as a number).
+/// Rows of ours (page_geometry of the format, global scale 1) to ggml blocks, rows without padding. For mxfp4 and nvfp4
+/// refuses NaN scales and negative ones: ggml has neither (it reads a NaN scale as a number).
 [[nodiscard]] Status to_ggml_blocks(GgmlType type, std::int64_t rows, std::int64_t head_dim, const std::byte* codes,
                                     std::int64_t code_row_stride, const std::byte* scales,
                                     std::int64_t scale_row_stride, std::byte* blocks, std::int64_t blocks_bytes);

@@ -6,6 +6,7 @@
 #include "mpfa/executor.hpp"
 #include "mpfa/formats.hpp"
 #include "mpfa/layout.hpp"
+#include "mpfa/pages.hpp"
 #include "mpfa/recipe.hpp"
 #include "mpfa/reference.hpp"
 #include "mpfa/status.hpp"

@@ -33,6 +33,8 @@ Status check_rotation(std::int64_t d, const char* what) {
       fmt::format("cache: {} {} is odd and cannot be rotated; use an even head dim or rotate=none", what, d));
 }
 
+}  // namespace
+
 Status check_config(const CacheConfig& c) {
   if (c.batch < 1 || c.batch > (1 << 24)) return invalid(fmt::format("cache: batch {} is not in 1..2^24", c.batch));
   if (c.num_pages < 0 || c.num_pages > 0x7FFFFFFF) {
@@ -75,8 +77,6 @@ Status check_config(const CacheConfig& c) {
   const bool own_scale = r.v.rule == ScaleRule::fixed && !c.shared_kv;
   return check_vector(c.v_global, own_scale || !c.v_global.empty(), c.kv_heads, "v_global", "a static V scale");
 }
-
-}  // namespace
 
 double bytes_per_token(const Recipe& recipe, std::int64_t q_heads, std::int64_t kv_heads, std::int64_t head_dim,
                        std::int64_t head_dim_v, std::int64_t page_size, bool shared_kv) {

@@ -10,6 +10,9 @@
 
 namespace mpfa {
 
+/// ok when a cache, or pages of the caller, can be what `config` says.
+[[nodiscard]] Status check_config(const CacheConfig& config);
+
 /// Tokens ready to be written to a sequence, and the state the sequence will have.
 struct Fresh {
   Sequence* sequence = nullptr;

@@ -1,0 +1,34 @@
+// What the files of this folder share.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <utility>
+
+#include "mpfa/layout.hpp"
+#include "mpfa/pages.hpp"
+
+namespace mpfa::pages {
+
+template <class... Args>
+[[nodiscard]] Status invalid(fmt::format_string<Args...> text, Args&&... args) {
+  return {StatusCode::invalid_argument, fmt::format(text, std::forward<Args>(args)...)};
+}
+
+template <class... Args>
+[[nodiscard]] Status out_of_range(fmt::format_string<Args...> text, Args&&... args) {
+  return {StatusCode::out_of_range, fmt::format(text, std::forward<Args>(args)...)};
+}
+
+/// The ggml block that holds the codes and scales of `f`, if there is one.
+[[nodiscard]] std::optional<GgmlType> ggml_type(const BlockFormat& f);
+
+/// Of pages whose scales are a part of their own.
+[[nodiscard]] constexpr ScaleLayout scale_layout(PagesLayout layout) {
+  return layout == PagesLayout::page_swizzle4 ? ScaleLayout::page_swizzle4
+         : layout == PagesLayout::tile_128x4  ? ScaleLayout::tile_128x4
+                                              : ScaleLayout::linear;
+}
+
+}  // namespace mpfa::pages
