@@ -1,11 +1,16 @@
 #include "cpu/few_rows.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <numeric>
+#include <utility>
 
 #include "cpu/expand.hpp"
-#include "cpu/finite.hpp"
+#include "cpu/factor_ops.hpp"
 #include "cpu/many_rows.hpp"
+#include "cpu/score_ops.hpp"
+#include "cpu/value_ops.hpp"
 #include "cpu/word_ops.hpp"
 
 namespace mpfa::cpu {
@@ -15,10 +20,9 @@ using formats::word_format;
 using formats::WordCode;
 using formats::WordFormat;
 
-bool takes(const BlockFormat& f, std::int64_t head_dim) {
-  const WordFormat w = word_format(f, head_dim);
-  if (w.code == WordCode::none || head_dim % w.per_word != 0 || w.block % w.per_word != 0) return false;
-  return word_ops_take(head_dim / w.per_word);
+/// Whole words, each within one block.
+bool takes(const WordFormat& w, std::int64_t head_dim) {
+  return w.code != WordCode::none && head_dim % w.per_word == 0 && w.block % w.per_word == 0;
 }
 
 WordRows rows_of(const WordFormat& w, std::int64_t head_dim, const ConstPageBytes& page, std::int64_t slot,
@@ -36,25 +40,19 @@ WordRows rows_of(const WordFormat& w, std::int64_t head_dim, const ConstPageByte
 
 void choose_words(const Task& task, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
-  // Between few and many rows neither path fits: a tile of floats in the order of the channels serves them.
-  const bool fits = task.count <= kFewRows || task.count >= kManyRows;
   const bool affine_v = cache.sequences != nullptr && cache.sequences[task.sequence].v_alpha != nullptr;
-  s.words_k = fits && takes(cache.k_format, cache.head_dim);
-  s.words_v = fits && !affine_v && takes(cache.v_format, cache.head_dim_v);
-}
-
-void start_words(const Task& task, Scratch& s) {
-  if (!s.words_k) return;
-  const std::int64_t d = task.tensors->cache.head_dim;
-  const std::int64_t per_word = word_format(task.tensors->cache.k_format, d).per_word;
-  for (std::int64_t r = 0; r < task.count; ++r) {
-    float sum = 0.0F;
-    for (std::int64_t c = 0; c < d; ++c) {
-      s.q[r * d + word_index(c, per_word, d / per_word)] = task.q_packed[r * d + c];
-      sum += task.q_packed[r * d + c];
-    }
-    s.q_sum[r] = sum;
+  const WordFormat k = word_format(cache.k_format, cache.head_dim);
+  const WordFormat v = word_format(cache.v_format, cache.head_dim_v);
+  s.words_k = s.words_v = false;
+  if (task.count <= kFewRows) {
+    s.words_k = takes(k, cache.head_dim) && score_ops_take(k.code, cache.head_dim / k.per_word, k.block / k.per_word);
+    s.words_v = takes(v, cache.head_dim_v) && value_ops_take(cache.head_dim_v, v.block);
+  } else if (task.count >= kManyRows) {
+    // Between few and many rows neither path fits: a tile of floats in the order of the channels serves them.
+    s.words_k = takes(k, cache.head_dim) && word_ops_take(cache.head_dim / k.per_word);
+    s.words_v = takes(v, cache.head_dim_v) && word_ops_take(cache.head_dim_v / v.per_word);
   }
+  s.words_v &= !affine_v;
 }
 
 void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, float* out, std::int64_t stride,
@@ -74,16 +72,17 @@ void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, f
 
 void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
-  const WordFormat w = word_format(cache.k_format, cache.head_dim);
+  const std::int64_t d = cache.head_dim;
+  const WordFormat w = word_format(cache.k_format, d);
   for_page_runs(task, first, c, [&](const PageRun& run) {
     const ConstPageBytes page = cache.k.page(run.page, task.kv_head);
     // A factor that is NaN makes NaN scores of its own key only; selection by mask comes later.
-    formats::read_factors(cache.k_format, cache.head_dim, run.slot, run.count, page, cache.k.global_scale(task.kv_head),
-                          s.factors, s.minima);
-    word_scores(rows_of(w, cache.head_dim, page, run.slot, s.factors), run.count, task.count, s.q, s.s + run.column,
-                kKeyTile);
+    read_factor_columns(cache.k_format, d, run.slot, run.count, page, cache.k.global_scale(task.kv_head), s.factors,
+                        s.minima, s.v);
+    score_keys(rows_of(w, d, page, run.slot, s.factors), run.count, task.count, task.q_packed, s.s + run.column);
     for (std::int64_t r = 0; w.has_minimum && r < task.count; ++r) {
-      for (std::int64_t j = 0; j < run.count; ++j) s.s[r * kKeyTile + run.column + j] += s.minima[j] * s.q_sum[r];
+      const float sum = std::accumulate(task.q_packed + r * d, task.q_packed + (r + 1) * d, 0.0F);
+      for (std::int64_t j = 0; j < run.count; ++j) s.s[r * kKeyTile + run.column + j] += s.minima[j] * sum;
     }
   });
 }
@@ -92,36 +91,37 @@ bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch&
   const CacheView& cache = task.tensors->cache;
   const std::int64_t dv = cache.head_dim_v;
   const WordFormat w = word_format(cache.v_format, dv);
-  const std::int64_t floats = task.count * padded(dv);
-  float* const before = s.v;  // the tile of V is free until this one turns out to be needed
-  std::copy_n(s.packed.o, floats, before);
+  const float* from = s.packed.o;
+  bool finite = true;
   for_page_runs(task, first, c, [&](const PageRun& run) {
     const ConstPageBytes page = cache.v.page(run.page, task.kv_head);
-    formats::read_factors(cache.v_format, dv, run.slot, run.count, page, cache.v.global_scale(task.kv_head), s.factors,
-                          s.minima + run.column);
-    word_accumulate(rows_of(w, dv, page, run.slot, s.factors), run.count, task.count, s.s + run.column, kKeyTile,
-                    s.packed.o, padded(dv));
+    read_factor_columns(cache.v_format, dv, run.slot, run.count, page, cache.v.global_scale(task.kv_head), s.factors,
+                        s.minima, s.v);
+    finite &= add_values(rows_of(w, dv, page, run.slot, s.factors), run.count, task.count, s.s + run.column, s.weights,
+                         from, s.spare_o, padded(dv));
+    for (std::int64_t r = 0; w.has_minimum && r < task.count; ++r) {
+      float sum = 0.0F;
+      for (std::int64_t j = 0; j < run.count; ++j) sum += s.s[r * kKeyTile + run.column + j] * s.minima[j];
+      for (std::int64_t i = 0; i < dv; ++i) s.spare_o[r * padded(dv) + i] += sum;
+      finite &= std::isfinite(sum);
+    }
+    from = s.spare_o;
   });
-  for (std::int64_t r = 0; w.has_minimum && r < task.count; ++r) {
-    float sum = 0.0F;
-    for (std::int64_t j = c.begin; j < c.end; ++j) sum += s.s[r * kKeyTile + j] * s.minima[j];
-    for (std::int64_t i = 0; i < dv; ++i) s.packed.o[r * padded(dv) + i] += sum;
-  }
   // A NaN or Inf in V shows in o even where its weight is 0, so the codes need no look of their own.
-  if (all_finite(s.packed.o, floats)) return true;
-  std::copy_n(before, floats, s.packed.o);
-  return false;
+  if (finite) std::swap(s.packed.o, s.spare_o);
+  return finite;
 }
 
 void restore_channels(const Task& task, Scratch& s) {
-  const std::int64_t dv = task.tensors->cache.head_dim_v;
-  const std::int64_t per_word = word_format(task.tensors->cache.v_format, dv).per_word;
-  const std::int64_t words = dv / per_word;
+  const CacheView& cache = task.tensors->cache;
+  const std::int64_t dv = cache.head_dim_v;
+  const WordFormat w = word_format(cache.v_format, dv);
+  const std::int64_t span = value_span(w.code);
   for (std::int64_t r = 0; r < task.count; ++r) {
     float* o = s.packed.o + r * padded(dv);
     std::copy_n(o, dv, s.v);
-    for (std::int64_t n = 0; n < per_word; ++n) {
-      for (std::int64_t i = 0; i < words; ++i) o[per_word * i + n] = s.v[n * words + i];
+    for (std::int64_t i = 0; i < dv; ++i) {
+      o[i] = s.v[task.count <= kFewRows ? value_index(i, span) : word_index(i, w.per_word, dv / w.per_word)];
     }
   }
 }

@@ -10,16 +10,15 @@ inline constexpr std::int64_t kFewRows = 8;
 
 /// Decides for a task whether K and V are read as words of codes.
 void choose_words(const Task& task, Scratch& scratch);
-/// Lays the queries of a task with few rows out in word order.
-void start_words(const Task& task, Scratch& scratch);
 /// K or V of keys [first + c.begin, first + c.end) as floats in word order: out[column * stride + ..].
 void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, float* out, std::int64_t stride,
                   Scratch& scratch);
 /// Scores of keys [first + c.begin, first + c.end), unscaled, to scratch.s.
 void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
-/// scratch.packed.o (word order) += P V over the same keys. False, with nothing done, when V holds a NaN or Inf.
+/// scratch.packed.o (order of value_index()) += P V over the same keys. False, with nothing done, when V holds a NaN or
+/// Inf.
 [[nodiscard]] bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
-/// scratch.packed.o from word order to channels.
+/// scratch.packed.o from value_index(), or word order with many rows, to the order of the channels.
 void restore_channels(const Task& task, Scratch& scratch);
 
 }  // namespace mpfa::cpu

@@ -13,6 +13,7 @@
 #include "cpu/many_rows.hpp"
 #include "cpu/page_means.hpp"
 #include "cpu/round_p.hpp"
+#include "cpu/value_ops.hpp"
 #include "cpu/word_ops.hpp"
 
 namespace mpfa::cpu {
@@ -93,18 +94,16 @@ void softmax_step(const Recipe& recipe, Source source, float* x, float& m, float
   l = l * keep + round_row(mode, recipe.p_scale, top, same_codes, x);
 }
 
-/// O += P V for a tile with NaN or Inf in V: a row takes only the keys it gives weight to.
-void accumulate_selected(const Task& task, KeyRange c, const Scratch& s, bool word_order, float* o) {
+/// O += P V for a tile with NaN or Inf in V: a row takes only the keys it gives weight to. `span` is that of
+/// value_index().
+void accumulate_selected(const Task& task, KeyRange c, const Scratch& s, std::int64_t span, float* o) {
   const std::int64_t dv = task.tensors->cache.head_dim_v;
   const std::int64_t stride = padded(dv);
-  const std::int64_t per_word = formats::word_format(task.tensors->cache.v_format, dv).per_word;
   for (std::int64_t r = 0; r < task.count; ++r) {
     for (std::int64_t j = c.begin; j < c.end; ++j) {
       const float weight = s.s[r * kKeyTile + j];
       if (weight == 0.0F) continue;
-      for (std::int64_t i = 0; i < dv; ++i) {
-        o[r * stride + (word_order ? word_index(i, per_word, dv / per_word) : i)] += weight * s.v[j * stride + i];
-      }
+      for (std::int64_t i = 0; i < dv; ++i) o[r * stride + value_index(i, span)] += weight * s.v[j * stride + i];
     }
   }
 }
@@ -118,8 +117,15 @@ void accumulate(const Task& task, std::int64_t first, Source source, KeyRange c,
   if (!words && all_finite(s.v + c.begin * dv, (c.end - c.begin) * dv)) {
     gemm(task.count, c.end - c.begin, dv, s.s + c.begin, kKeyTile, s.v + c.begin * dv, dv, o, dv, true);
   } else {
-    accumulate_selected(task, c, s, words, o);
+    const formats::WordCode code =
+        formats::word_format(task.tensors->cache.v_format, task.tensors->cache.head_dim_v).code;
+    accumulate_selected(task, c, s, words ? value_span(code) : 1, o);
   }
+}
+
+/// Weights of value_ops.hpp: blocks are at least 16 channels long, and at most kFewRows rows share a pass.
+std::int64_t weight_floats(const AttentionProblem& problem) {
+  return padded(problem.head_dim_v) / 16 * kFewRows * kKeyTile;
 }
 
 /// K of a tile: transposed, or row by row with the rank-one terms of a group behind the channels.
@@ -132,8 +138,8 @@ std::int64_t k_floats(const AttentionProblem& problem) {
 std::int64_t scratch_floats(const AttentionProblem& problem) {
   const std::int64_t dv = padded(problem.head_dim_v);
   const std::int64_t factors = kKeyTile * std::max(problem.head_dim, problem.head_dim_v) / 2 + kFactorPadding;
-  return k_floats(problem) + problem.head_dim * kFewRows + kKeyTile * dv + kRowBlock * kKeyTile +
-         2 * kRowBlock * (dv + 2) + kFewRows + kKeyTile + padded(factors) + column_floats(problem);
+  return k_floats(problem) + kKeyTile * dv + kRowBlock * kKeyTile + 2 * kRowBlock * (dv + 2) + kFewRows * dv +
+         weight_floats(problem) + kKeyTile + padded(factors) + column_floats(problem);
 }
 
 Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
@@ -148,9 +154,9 @@ Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
   s.packed.l = s.packed.m + kRowBlock;
   s.wide.m = s.packed.l + kRowBlock;
   s.wide.l = s.wide.m + kRowBlock;
-  s.q = s.wide.l + kRowBlock;
-  s.q_sum = s.q + kFewRows * problem.head_dim;
-  s.minima = s.q_sum + kFewRows;
+  s.spare_o = s.wide.l + kRowBlock;
+  s.weights = s.spare_o + kFewRows * dv;
+  s.minima = s.weights + weight_floats(problem);
   s.q_columns = s.minima + kKeyTile;
   s.factors = s.q_columns + column_floats(problem);
   return s;

@@ -12,15 +12,21 @@ class Table16 {
   explicit Table16(const float* values) : low_(hn::LoadU(D(), values)), high_(hn::LoadU(D(), values + 16 - kLanes)) {}
 
   HWY_INLINE V first(W words) const {
-    const D d;
-    const hn::RebindToUnsigned<D> du;
-    const auto index = hn::IndicesFromVec(d, hn::And(words, hn::Set(du, kLanes - 1)));
-    const auto low = hn::TableLookupLanes(low_, index);
+    const V low = lookup(low_, words);
     if constexpr (kLanes == 16) return low;
-    return hn::IfNegativeThenElse(hn::BitCast(d, hn::ShiftLeft<28>(words)), hn::TableLookupLanes(high_, index), low);
+    return hn::IfNegativeThenElse(hn::BitCast(D(), hn::ShiftLeft<28>(words)), lookup(high_, words), low);
   }
 
  private:
+  static HWY_INLINE V lookup(V table, W words) {
+#if HWY_TARGET <= HWY_AVX3
+    // The instruction takes the low bits of an index; masking the others, as Highway asks, is a quarter of a lookup.
+    if constexpr (kLanes == 16) return V{_mm512_permutexvar_ps(words.raw, table.raw)};
+#endif
+    const auto index = hn::And(words, hn::Set(hn::RebindToUnsigned<D>(), kLanes - 1));
+    return hn::TableLookupLanes(table, hn::IndicesFromVec(D(), index));
+  }
+
   V low_, high_;
 };
 
@@ -104,3 +110,16 @@ HWY_INLINE typename Codec::W next_code(typename Codec::W words) {
     return hn::ShiftRight<32 / Codec::kPerWord>(words);
   }
 }
+
+/// Returns `call(Codec)` for the codec of a word code.
+#define MPFA_FOR_CODE(code, kLanes, call)                          \
+  switch (code) {                                                  \
+    case formats::WordCode::table16: return call(Table16<kLanes>); \
+    case formats::WordCode::int8: return call(Int8<kLanes>);       \
+    case formats::WordCode::e4m3: return call(E4m3<kLanes>);       \
+    case formats::WordCode::e5m2: return call(E5m2<kLanes>);       \
+    case formats::WordCode::bf16: return call(Bf16<kLanes>);       \
+    case formats::WordCode::f16: return call(F16<kLanes>);         \
+    case formats::WordCode::f32: return call(F32<kLanes>);         \
+    case formats::WordCode::none: break;                           \
+  }

@@ -1,0 +1,153 @@
+#include "cpu/factor_ops.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "formats/dispatch.hpp"
+#include "formats/words.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/factor_ops.cpp"
+#include <hwy/foreach_target.h>  // must come before highway.h
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace mpfa::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+#define MPFA_HAVE_WORDS (HWY_MAX_BYTES >= 32 && HWY_TARGET != HWY_SCALAR)
+
+#if MPFA_HAVE_WORDS
+constexpr std::size_t kVector = hn::MaxLanes(hn::CappedTag<float, 16>());
+constexpr auto kKeys = static_cast<std::int64_t>(kVector);
+constexpr std::int64_t kMostRowBytes = 64;  // longer scale rows take the scalar path
+
+#include "cpu/word_codecs-inl.hpp"
+
+using D = hn::CappedTag<float, kVector>;
+using DU = hn::RebindToUnsigned<D>;
+using V = hn::Vec<D>;
+using W = hn::Vec<DU>;
+
+/// A factor from the lowest bits of a word; those above belong to other blocks.
+struct E8m0Factor {
+  static constexpr std::int64_t kBytes = 1;
+  static HWY_INLINE V decode(W x) {
+    const DU du;
+    const W exponent = hn::ShiftLeft<23>(x);
+    const W bits = hn::And(exponent, hn::Set(du, 0x7F800000U));
+    // Code 0 is 2^-127, which is subnormal, and code 255 NaN: both differ by this bit.
+    const W small = hn::Max(bits, hn::Set(du, 0x00400000U));
+    const auto is_nan = hn::Eq(bits, hn::Set(du, 0x7F800000U));
+    return hn::BitCast(D(), hn::IfThenElse(is_nan, hn::Set(du, 0x7FC00000U), small));
+  }
+};
+struct E4m3Factor {
+  static constexpr std::int64_t kBytes = 1;
+  static HWY_INLINE V decode(W x) { return E4m3<kVector>(nullptr).first(x); }
+};
+struct F16Factor {
+  static constexpr std::int64_t kBytes = 2;
+  static HWY_INLINE V decode(W x) { return F16<kVector>(nullptr).first(x); }
+};
+struct F32Factor {
+  static constexpr std::int64_t kBytes = 4;
+  static HWY_INLINE V decode(W x) {
+    const V v = hn::BitCast(D(), x);
+    return hn::IfThenZeroElse(hn::Eq(v, hn::Set(D(), formats::kZeroSentinel)), v);
+  }
+};
+
+/// Bytes [4 * index, 4 * index + 4) of kKeys rows.
+HWY_INLINE W scale_words(const std::byte* rows, std::int64_t stride, std::int64_t index) {
+  const DU du;
+  const auto* words = reinterpret_cast<const std::uint32_t*>(rows);
+  if (stride == 4) return hn::LoadU(du, words);
+  if (stride == 8) {
+    const W low = hn::LoadU(du, words), high = hn::LoadU(du, words + kKeys);
+    return index == 0 ? hn::ConcatEven(du, high, low) : hn::ConcatOdd(du, high, low);
+  }
+  HWY_ALIGN std::uint32_t gathered[kVector];
+  for (std::int64_t j = 0; j < kKeys; ++j) std::memcpy(gathered + j, rows + j * stride + 4 * index, 4);
+  return hn::Load(du, gathered);
+}
+
+template <class Factor>
+void columns(const ScaleRows& x, float* factors) {
+  constexpr std::int64_t kPerWord = 4 / Factor::kBytes;
+  const std::int64_t row_bytes = x.blocks * Factor::kBytes;
+  const std::int64_t words = (row_bytes + 3) / 4;
+  const bool plain = x.multiplier == 1.0F && x.divisor == 1.0F;
+  HWY_ALIGN std::byte copy[kVector * kMostRowBytes];
+  for (std::int64_t j = 0; j < x.count; j += kKeys) {
+    const std::byte* rows = x.bytes + j * x.stride;
+    std::int64_t stride = x.stride;
+    // Whole words of whole vectors are read, which must not reach past the last row.
+    if (x.count - j < kKeys || row_bytes % 4 != 0) {
+      for (std::int64_t t = 0; t < kKeys; ++t) {
+        std::memcpy(copy + t * words * 4, rows + std::min(t, x.count - j - 1) * stride,
+                    static_cast<std::size_t>(row_bytes));
+      }
+      rows = copy;
+      stride = words * 4;
+    }
+    for (std::int64_t w = 0; w < words; ++w) {
+      W bits = scale_words(rows, stride, w);
+      for (std::int64_t b = w * kPerWord; b < std::min((w + 1) * kPerWord, x.blocks); ++b) {
+        V factor = Factor::decode(bits);
+        if (!plain) factor = hn::Div(hn::Mul(factor, hn::Set(D(), x.multiplier)), hn::Set(D(), x.divisor));
+        hn::StoreU(factor, D(), factors + b * kKeyTile + j);
+        if constexpr (Factor::kBytes == 1) bits = hn::ShiftRight<8>(bits);
+        if constexpr (Factor::kBytes == 2) bits = hn::ShiftRight<16>(bits);
+      }
+    }
+  }
+}
+
+bool Columns(ScaleType type, const ScaleRows& x, float* factors) {
+  if (x.blocks * 4 > kMostRowBytes) return false;
+  switch (type) {
+    case ScaleType::e8m0: columns<E8m0Factor>(x, factors); return true;
+    case ScaleType::e4m3: columns<E4m3Factor>(x, factors); return true;
+    case ScaleType::f16:
+    case ScaleType::f16_zero: columns<F16Factor>(x, factors); return true;
+    case ScaleType::f32: columns<F32Factor>(x, factors); return true;
+    default: return false;
+  }
+}
+#else
+bool Columns(ScaleType, const ScaleRows&, float*) {
+  return false;
+}
+#endif
+#undef MPFA_HAVE_WORDS
+
+}  // namespace mpfa::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace mpfa::cpu {
+
+HWY_EXPORT(Columns);
+
+void read_factor_columns(const BlockFormat& f, std::int64_t head_dim, std::int64_t slot, std::int64_t count,
+                         const ConstPageBytes& page, float global, float* factors, float* minima, float* spare) {
+  const std::int64_t blocks = head_dim / formats::channels_per_block(f, head_dim);
+  const bool has_minimum = f.scale == ScaleType::f16_zero;
+  ScaleRows rows{page.scales + slot * page.scale_row_stride, page.scale_row_stride, blocks, count, 1.0F, 1.0F};
+  if (has_minimum) rows.blocks *= 2;  // the minimum of a block follows its scale
+  if (f.scale == ScaleType::e4m3) rows.multiplier = global;
+  if (f.element == Element::lloyd4) rows.divisor = std::sqrt(static_cast<float>(head_dim));
+  if (f.block_keys == 1 && HWY_DYNAMIC_DISPATCH(Columns)(f.scale, rows, factors)) {
+    if (has_minimum) std::copy_n(factors + kKeyTile, count, minima);
+    return;
+  }
+  formats::read_factors(f, head_dim, slot, count, page, global, spare, minima);
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    for (std::int64_t j = 0; j < count; ++j) factors[b * kKeyTile + j] = spare[j * blocks + b];
+  }
+}
+
+}  // namespace mpfa::cpu
+#endif

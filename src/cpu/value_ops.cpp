@@ -1,0 +1,198 @@
+#include "cpu/value_ops.hpp"
+
+#include <cstring>
+
+#include "mpfa/attention.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/value_ops.cpp"
+#include <hwy/foreach_target.h>  // must come before highway.h
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace mpfa::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+#define MPFA_HAVE_WORDS (HWY_MAX_BYTES >= 32 && HWY_TARGET != HWY_SCALAR)
+
+#if MPFA_HAVE_WORDS
+constexpr std::size_t kVector = hn::MaxLanes(hn::CappedTag<float, 16>());
+constexpr int kVectors = kVector == 16 ? 4 : 2;  // of a row at a time: with kMostRows rows they fill the register file
+constexpr int kMostRows = 4;
+
+#include "cpu/word_codecs-inl.hpp"
+
+using D = hn::CappedTag<float, kVector>;
+using DU = hn::RebindToUnsigned<D>;
+using V = hn::Vec<D>;
+
+/// Channels [kVector * v, kVector * (v + 1)) of a row, of 4-bit codes in the order of value_index().
+template <class Codec>
+class Row {
+ public:
+  explicit Row(const float* table) : codec_(table) {
+    HWY_ALIGN std::uint32_t shift[kVector];
+    for (std::size_t i = 0; i < kVector; ++i) shift[i] = static_cast<std::uint32_t>(4 * (kVector == 16 ? i / 2 : i));
+    shift_ = hn::Load(DU(), shift);
+  }
+
+  HWY_INLINE V operator()(const std::byte* row, std::int64_t v) const {
+    constexpr auto n = static_cast<std::int64_t>(kVector);
+    const std::byte* at = row + v * n * 4 / Codec::kPerWord;
+    const DU du;
+    if constexpr (Codec::kPerWord == 8) {
+      // Every lane takes the bytes of all and shifts its own code down, so that nothing crosses lanes.
+      using Bits = std::conditional_t<kVector == 16, std::uint64_t, std::uint32_t>;
+      Bits codes;
+      std::memcpy(&codes, at, sizeof(codes));
+      return codec_.first(hn::Shr(hn::BitCast(du, hn::Set(hn::Repartition<Bits, DU>(), codes)), shift_));
+    } else if constexpr (std::is_same_v<Codec, Int8<kVector>>) {
+      const hn::Rebind<std::int8_t, D> bytes;
+      const auto codes = hn::LoadU(bytes, reinterpret_cast<const std::int8_t*>(at));
+      return hn::ConvertTo(D(), hn::PromoteTo(hn::RebindToSigned<D>(), codes));
+    } else if constexpr (Codec::kPerWord == 4) {
+      const hn::Rebind<std::uint8_t, D> bytes;
+      return codec_.first(hn::PromoteTo(du, hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(at))));
+    } else if constexpr (Codec::kPerWord == 2) {
+      const hn::Rebind<std::uint16_t, D> halves;
+      return codec_.first(hn::PromoteTo(du, hn::LoadU(halves, reinterpret_cast<const std::uint16_t*>(at))));
+    } else {
+      return codec_.first(hn::LoadU(du, reinterpret_cast<const std::uint32_t*>(at)));
+    }
+  }
+
+ private:
+  Codec codec_;
+  hn::Vec<DU> shift_;
+};
+
+/// Vectors [first, first + kCount) of kRows rows over all keys. Returns a vector with a NaN lane when a sum is not
+/// finite.
+template <class Codec, int kRows, int kCount>
+V add_vectors(const WordRows& v, std::int64_t keys, std::int64_t first, const float* weights, const float* from,
+              float* to, std::int64_t stride) {
+  const D d;
+  constexpr auto n = static_cast<std::int64_t>(kVector);
+  const std::int64_t block = v.block_words * Codec::kPerWord;
+  const Row<Codec> row(v.table);
+  V acc[kRows][kCount];
+  const float* weight[kCount];
+  for (int i = 0; i < kCount; ++i) {
+    weight[i] = weights + (first + i) * n / block * kRows * kKeyTile;
+    for (int r = 0; r < kRows; ++r) acc[r][i] = hn::LoadU(d, from + r * stride + (first + i) * n);
+  }
+  const std::byte* codes = v.codes;
+  for (std::int64_t j = 0; j < keys; ++j, codes += v.row_stride) {
+    for (int i = 0; i < kCount; ++i) {
+      const V element = row(codes, first + i);
+      for (int r = 0; r < kRows; ++r) {
+        acc[r][i] = hn::MulAdd(hn::Set(d, weight[i][r * kKeyTile + j]), element, acc[r][i]);
+      }
+    }
+  }
+  V bad = hn::Zero(d);
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kCount; ++i) {
+      hn::StoreU(acc[r][i], d, to + r * stride + (first + i) * n);
+      bad = hn::MulAdd(acc[r][i], hn::Zero(d), bad);  // Inf * 0 is NaN as well
+    }
+  }
+  return bad;
+}
+
+template <class Codec, int kRows>
+bool add_rows(const WordRows& v, std::int64_t keys, const float* p, float* weights, const float* from, float* to,
+              std::int64_t stride) {
+  const D d;
+  constexpr auto n = static_cast<std::int64_t>(kVector);
+  const std::int64_t blocks = v.words / v.block_words;
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    for (int r = 0; r < kRows; ++r) {
+      float* out = weights + (b * kRows + r) * kKeyTile;
+      for (std::int64_t j = 0; j < kKeyTile; j += n) {
+        hn::StoreU(hn::Mul(hn::LoadU(d, p + r * kKeyTile + j), hn::LoadU(d, v.factors + b * kKeyTile + j)), d, out + j);
+      }
+    }
+  }
+  const std::int64_t vectors = v.words * Codec::kPerWord / n;
+  V bad = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + kVectors <= vectors; i += kVectors) {
+    bad = hn::Add(bad, add_vectors<Codec, kRows, kVectors>(v, keys, i, weights, from, to, stride));
+  }
+  for (; i < vectors; ++i) bad = hn::Add(bad, add_vectors<Codec, kRows, 1>(v, keys, i, weights, from, to, stride));
+  return hn::AllTrue(d, hn::Eq(bad, bad));
+}
+
+template <class Codec>
+bool add_all(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, float* weights, const float* from,
+             float* to, std::int64_t stride) {
+  const std::int64_t passes = (rows + kMostRows - 1) / kMostRows;
+  bool finite = true;
+  for (std::int64_t pass = 0; pass < passes; ++pass) {
+    const std::int64_t n = (rows + pass) / passes;  // passes of about the same size
+    switch (n) {
+      case 4: finite &= add_rows<Codec, 4>(v, keys, p, weights, from, to, stride); break;
+      case 3: finite &= add_rows<Codec, 3>(v, keys, p, weights, from, to, stride); break;
+      case 2: finite &= add_rows<Codec, 2>(v, keys, p, weights, from, to, stride); break;
+      default: finite &= add_rows<Codec, 1>(v, keys, p, weights, from, to, stride); break;
+    }
+    p += n * kKeyTile;
+    from += n * stride;
+    to += n * stride;
+  }
+  return finite;
+}
+
+bool Take(std::int64_t channels, std::int64_t block) {
+  constexpr auto n = static_cast<std::int64_t>(kVector);
+  return channels % n == 0 && block % n == 0;
+}
+
+std::int64_t Span(formats::WordCode code) {
+  return code == formats::WordCode::table16 && kVector == 16 ? 16 : 1;
+}
+
+bool Values(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, float* weights, const float* from,
+            float* to, std::int64_t stride) {
+#define MPFA_CALL(Codec) add_all<Codec>(v, keys, rows, p, weights, from, to, stride)
+  MPFA_FOR_CODE(v.code, kVector, MPFA_CALL)
+#undef MPFA_CALL
+  return false;
+}
+#else
+bool Take(std::int64_t, std::int64_t) {
+  return false;
+}
+std::int64_t Span(formats::WordCode) {
+  return 1;
+}
+bool Values(const WordRows&, std::int64_t, std::int64_t, const float*, float*, const float*, float*, std::int64_t) {
+  return false;
+}
+#endif
+#undef MPFA_HAVE_WORDS
+
+}  // namespace mpfa::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace mpfa::cpu {
+
+HWY_EXPORT(Take);
+HWY_EXPORT(Span);
+HWY_EXPORT(Values);
+
+bool value_ops_take(std::int64_t channels, std::int64_t block) {
+  return HWY_DYNAMIC_DISPATCH(Take)(channels, block);
+}
+std::int64_t value_span(formats::WordCode code) {
+  return HWY_DYNAMIC_DISPATCH(Span)(code);
+}
+bool add_values(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, float* weights,
+                const float* from, float* to, std::int64_t stride) {
+  return HWY_DYNAMIC_DISPATCH(Values)(v, keys, rows, p, weights, from, to, stride);
+}
+
+}  // namespace mpfa::cpu
+#endif
