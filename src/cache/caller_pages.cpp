@@ -21,7 +21,7 @@ Status check_page_recipe(const char* call, const Recipe& r) {
                     "phase_switch); use a PagedCache and append, or a recipe without them",
                     call, recipe_text(r)));
   }
-  if (r.centre == Centre::mean || r.q_centre == QCentre::mean || r.v_mean == Centre::mean || r.v_residual) {
+  if (r.centre == Centre::mean || r.q_centre == QCentre::mean || r.v_mean == VMean::mean || r.v_residual) {
     return invalid(
         fmt::format("{}: recipe {} takes means from the first append of a sequence, which pages alone do not "
                     "have; take centre, q_centre and v_mean static or none and v_residual=off",
@@ -84,6 +84,11 @@ Status write(const CacheConfig& c, const MutablePages& kp, const MutablePages& v
   const auto n = static_cast<std::int64_t>(slots.size());
   MPFA_RETURN_IF_ERROR(check_config(c));
   MPFA_RETURN_IF_ERROR(check_page_recipe(kCall, c.recipe));
+  if (c.shared_kv) {
+    return invalid(fmt::format("{}: the configuration shares the storage of K and V, this call writes both; use a "
+                               "PagedCache and write_slots",
+                               kCall));
+  }
   MPFA_RETURN_IF_ERROR(check_kind(kCall, "k_pages", kp.kind, c.recipe.k, c, c.head_dim));
   MPFA_RETURN_IF_ERROR(check_kind(kCall, "v_pages", vp.kind, c.recipe.v, c, c.head_dim_v));
   if (kp.kind.num_pages != c.num_pages || vp.kind.num_pages != c.num_pages) {
@@ -104,7 +109,7 @@ Status write(const CacheConfig& c, const MutablePages& kp, const MutablePages& v
   NewTokens tokens;
   try {
     MPFA_RETURN_IF_ERROR(check_slots(slots, kp.kind));
-    tokens = load_tokens(k, v, 0, n);
+    tokens = load_tokens(k, &v, 0, n);
     SequenceState means;
     set_means(c, tokens, nullptr, 0, means);
     transform_tokens(c, means, tokens);

@@ -107,7 +107,7 @@ class Filled {
     };
     c.k_mean = mean(c.recipe.centre == Centre::fixed, c.kv_heads, c.head_dim, 91);
     c.q_mean = mean(c.recipe.q_centre == QCentre::fixed, c.q_heads, c.head_dim, 92);
-    c.v_mean = mean(c.recipe.v_mean == Centre::fixed, c.kv_heads, c.head_dim_v, 93);
+    c.v_mean = mean(c.recipe.v_mean == VMean::fixed, c.kv_heads, c.head_dim_v, 93);
     for (const bool is_k : {true, false}) {
       const BlockFormat& f = is_k ? c.recipe.k : c.recipe.v;
       std::vector<float>& global = is_k ? c.k_global : c.v_global;
