@@ -12,7 +12,7 @@ esac
 
 [ build/fuzz/build.ninja -nt CMakePresets.json ] || cmake --preset fuzz
 cmake --build --preset fuzz --parallel "$(scripts/jobs.sh)"
-for target in recipe safetensors; do
+for target in recipe safetensors layout page_loader capi; do
   mkdir -p "build/fuzz/corpus/$target" build/fuzz/crashes
   # The memory limit turns a header that asks for terabytes into a finding.
   "build/fuzz/tests/fuzz/mpfa_fuzz_$target" -max_total_time="$seconds" -rss_limit_mb=2048 -timeout=10 \

@@ -100,7 +100,13 @@ Status check_tokens(const char* call, const char* name, const TensorView& x, std
     return {StatusCode::invalid_argument,
             fmt::format("{}: {} must be float32, bfloat16 or float16; convert it before the call", call, name)};
   }
-  if (x.data == nullptr && n * s > 0) {
+  // Sums over all sequences stay inside 64 bits.
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 38;
+  if (s < 0 || s > kMostTokens) {
+    return {StatusCode::invalid_argument,
+            fmt::format("{}: {} has {} tokens for each sequence; it must be in [0, {}]", call, name, s, kMostTokens)};
+  }
+  if (x.data == nullptr && n > 0 && s > 0) {
     return {StatusCode::invalid_argument, fmt::format("{}: {} is a null pointer", call, name)};
   }
   return {};

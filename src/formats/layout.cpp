@@ -13,6 +13,8 @@ namespace {
 constexpr std::int64_t kTileRows = 128, kTileBlocks = 4, kTileBytes = 512;
 /// Largest rows, blocks or elements: products of two stay inside 64 bits.
 constexpr std::int64_t kLargestExtent = std::int64_t{1} << 31;
+/// Most elements of a call: rounding up to whole blocks stays inside 64 bits.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 62;
 
 template <class Enum, std::size_t kCount>
 struct Names {
@@ -113,9 +115,13 @@ Status convert_nibbles(NibbleOrder from, NibbleOrder to, std::int64_t block, std
     return invalid(fmt::format("convert_nibbles: block {} is not an even number from 2 to {}; mxfp4 has 32, nvfp4 16",
                                block, largest));
   }
-  if (elements < 0 || elements % block != 0) {
+  if (elements < 0 || elements > kMostElements) {
+    return invalid(
+        fmt::format("convert_nibbles: elements {} is out of range (0 to {} is allowed)", elements, kMostElements));
+  }
+  if (elements % block != 0) {
     return invalid(fmt::format("convert_nibbles: {} elements are not whole blocks of {}; pad to {}", elements, block,
-                               elements < 0 ? 0 : round_up(elements, block)));
+                               round_up(elements, block)));
   }
   if (elements > 0 && (in == nullptr || out == nullptr)) {
     return invalid(fmt::format("convert_nibbles: in or out is null; pass {} bytes each", elements / 2));
@@ -153,6 +159,7 @@ Status convert_scales(ScaleLayout from, ScaleLayout to, std::int64_t rows, std::
   if (!needed_out.ok()) return needed_out.status();
   MPFA_RETURN_IF_ERROR(check_buffer("convert_scales", "in", in, in_bytes, needed_in.value()));
   MPFA_RETURN_IF_ERROR(check_buffer("convert_scales", "out", out, out_bytes, needed_out.value()));
+  if (rows * blocks == 0) return {};
   if (out_bytes > rows * blocks) std::memset(out, 0, static_cast<std::size_t>(out_bytes));
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t b = 0; b < blocks; ++b) {

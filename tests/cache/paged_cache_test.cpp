@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 
 #include "mpfa/cache.hpp"
@@ -127,6 +128,9 @@ TEST(PagedCache, ErrorsSayWhatIsAllowed) {
   const std::int32_t twice[] = {1, 1};
   EXPECT_EQ(cache.append(k, v, &q, twice, nullptr).code(), StatusCode::out_of_range);
   EXPECT_THAT(cache.copy_page(0, 99).message(), HasSubstr("page ids are in 0..7"));
+  TensorView endless = k, endless_v = v;
+  endless.shape[1] = endless_v.shape[1] = std::numeric_limits<std::int64_t>::max();
+  EXPECT_THAT(cache.append(endless, endless_v, &q, nullptr, nullptr).message(), HasSubstr("it must be in [0, "));
 }
 
 TEST(PagedCache, PhaseSwitchKeepsSixteenBitsUntilSeal) {

@@ -43,6 +43,7 @@ TEST(Nibbles, RefusesWhatIsNotWholeBlocks) {
   EXPECT_FALSE(convert_nibbles(kOurs, kSplit, 15, 30, b, b).ok());
   EXPECT_FALSE(convert_nibbles(kOurs, kSplit, 32, 32, nullptr, b).ok());
   EXPECT_FALSE(convert_nibbles(kOurs, kSplit, 32, -32, b, b).ok());
+  EXPECT_THAT(convert_nibbles(kOurs, kSplit, 32, INT64_MAX, b, b).message(), HasSubstr("out of range"));
 }
 
 std::vector<std::byte> convert(ScaleLayout from, ScaleLayout to, std::int64_t rows, std::int64_t blocks,
@@ -80,6 +81,11 @@ TEST(ScaleLayouts, PageSwizzleTradesRowsForQuarters) {
   EXPECT_EQ(out[5 * 16 + 13], in[5 * 16 + 7]);
   EXPECT_EQ(out[0 * 16 + 3], in[3 * 16 + 0]);
   EXPECT_EQ(std::multiset<std::byte>(out.begin(), out.end()), std::multiset<std::byte>(in.begin(), in.end()));
+}
+
+TEST(ScaleLayouts, NothingToMoveTakesNoTime) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;
+  EXPECT_TRUE(convert_scales(ScaleLayout::linear, ScaleLayout::linear, kMost, 0, nullptr, 0, nullptr, 0).ok());
 }
 
 TEST(ScaleLayouts, RefuseSizesThatDoNotFit) {
