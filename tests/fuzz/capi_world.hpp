@@ -82,7 +82,10 @@ struct World {
   }
 
   void append(Input& in) {
-    const std::int64_t n = in.between(1, 3), s = in.size(0, 40);
+    const std::int64_t n = in.between(1, 3);
+    std::int64_t s = in.size(0, 40);
+    // A number of tokens that a tensor may have is taken at its word.
+    if (s > 40 && s < (std::int64_t{1} << 39)) s = 40;
     const std::int64_t tokens = std::clamp<std::int64_t>(s, 0, 40), pad = in.between(0, 5);
     const std::int64_t widest = std::max(config.head_dim, config.head_dim_v) + pad;
     const std::int64_t heads = std::max(config.q_heads, config.kv_heads);
