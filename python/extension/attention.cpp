@@ -69,16 +69,15 @@ std::vector<float> query_means(const Call& call, std::int64_t q_heads, std::int6
 
 /// Quantises k and v as a cache would, then attends: one function for every recipe.
 void attend_tensors(const std::string& recipe, nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
-                    float softmax_scale, float softcap, bool causal, std::int64_t window_left,
-                    std::int64_t window_right, nb::object sinks, nb::object mask, nb::object alibi_slopes,
-                    nb::object cu_seqlens_q, int threads, nb::handle cu_seqlens_k, nb::object k_mean, nb::object q_mean,
+                    const nb::tuple& call_options, nb::handle cu_seqlens_k, nb::object k_mean, nb::object q_mean,
                     nb::object v_mean, nb::object k_scale, nb::object v_scale) {
+  const CallOptions options(call_options);
   const bool ragged_k = !cu_seqlens_k.is_none();
   const Array k_array = import_rows(k, "k", ragged_k);
   const Array v_array = import_rows(v, "v", ragged_k);
   const std::vector<std::int64_t> offsets = key_offsets(cu_seqlens_k, k_array);
   const std::int64_t batch = ragged_k ? static_cast<std::int64_t>(offsets.size()) - 1 : k_array.shape[0];
-  const auto q_shape = import_rows(q, "q", !cu_seqlens_q.is_none()).shape;
+  const auto q_shape = import_rows(q, "q", !options.cu_seqlens_q.is_none()).shape;
   const std::int64_t q_heads = q_shape[2];
   const std::int64_t kv_heads = k_array.shape[2];
   const std::int64_t head_dim = k_array.shape[3];
@@ -94,16 +93,6 @@ void attend_tensors(const std::string& recipe, nb::handle q, nb::handle k, nb::h
     const std::int64_t n = ragged_k ? offsets[b + 1] - offsets[b] : k_array.shape[1];
     config.num_pages += (n + config.page_size - 1) / config.page_size;
   }
-  const CallOptions options{softmax_scale,
-                            softcap,
-                            causal,
-                            window_left,
-                            window_right,
-                            std::move(sinks),
-                            std::move(mask),
-                            std::move(alibi_slopes),
-                            std::move(cu_seqlens_q),
-                            threads};
   Call call;
   import_call(q, out, lse, options, q_heads, call);
   if (call.key.batch != batch) {
@@ -226,8 +215,7 @@ std::pair<std::string, std::vector<std::string>> ask_support(
 
 void bind_attention(nb::module_& m) {
   const auto any = nb::arg().none();
-  m.def("attend", &attend_tensors, nb::arg(), any, any, any, any, any, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-        nb::arg(), any, any, any, any, nb::arg(), any, any, any, any, any, any);
+  m.def("attend", &attend_tensors, nb::arg(), any, any, any, any, any, nb::arg(), any, any, any, any, any, any);
   m.def("merge", &merge, any, any, any, any, any, any);
   m.def("supports", &ask_support);
 }

@@ -21,5 +21,7 @@ void bind_cache(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_kvcache(nb::module_& m);
 void bind_formats(nb::module_& m);
+void bind_pages(nb::module_& m);
+void bind_page_view(nb::module_& m);
 
 }  // namespace mpfa::python

@@ -106,21 +106,9 @@ void Cache::append(nb::handle k, nb::handle v, nb::handle q, nb::handle sequence
   }));
 }
 
-void Cache::attend(nb::handle q, nb::handle out, nb::handle lse, float softmax_scale, float softcap, bool causal,
-                   std::int64_t window_left, std::int64_t window_right, nb::object sinks, nb::object mask,
-                   nb::object alibi_slopes, nb::object cu_seqlens_q, int threads) {
-  const CallOptions options{softmax_scale,
-                            softcap,
-                            causal,
-                            window_left,
-                            window_right,
-                            std::move(sinks),
-                            std::move(mask),
-                            std::move(alibi_slopes),
-                            std::move(cu_seqlens_q),
-                            threads};
+void Cache::attend(nb::handle q, nb::handle out, nb::handle lse, const nb::tuple& options) {
   Call call;
-  import_call(q, out, lse, options, cache_.config().q_heads, call);
+  import_call(q, out, lse, CallOptions(options), cache_.config().q_heads, call);
   if (call.key.batch != cache_.config().batch) {
     fail("attend: q has {} sequences, the cache has {}; pass one row block per sequence", call.key.batch,
          cache_.config().batch);
@@ -189,8 +177,7 @@ void bind_cache(nb::module_& m) {
           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), any, any,
           any, any, any)
       .def("append", &Cache::append, any, any, any, any, any)
-      .def("attend", &Cache::attend, any, any, any, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), any, any,
-           any, any, nb::arg())
+      .def("attend", &Cache::attend, any, any, any, nb::arg())
       .def("seal", &Cache::seal)
       .def("reserve", &Cache::reserve)
       .def("free_sequence", &Cache::free_sequence)
@@ -200,6 +187,8 @@ void bind_cache(nb::module_& m) {
       .def("free_slots", &Cache::free_slots, any)
       .def("save", &Cache::save)
       .def("load", &Cache::load)
+      .def("import_pages", &Cache::import_pages, nb::arg(), nb::arg(), nb::arg(), any, nb::arg())
+      .def("export_pages", &Cache::export_pages, nb::arg(), nb::arg(), nb::arg(), any)
       .def("copy_page", &Cache::copy_page)
       .def("set_pages", &Cache::set_pages, nb::arg(), any)
       .def("page_table", [](Cache& c) { return c.ask(used_pages); })

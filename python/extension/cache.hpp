@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "extension/bindings.hpp"
+#include "extension/page_set.hpp"
 #include "extension/runner.hpp"
 #include "mpfa/cache.hpp"
 
@@ -17,9 +18,7 @@ class Cache {
   Cache(PagedCache cache, bool grows);
 
   void append(nb::handle k, nb::handle v, nb::handle q, nb::handle sequences, nb::handle counts);
-  void attend(nb::handle q, nb::handle out, nb::handle lse, float softmax_scale, float softcap, bool causal,
-              std::int64_t window_left, std::int64_t window_right, nb::object sinks, nb::object mask,
-              nb::object alibi_slopes, nb::object cu_seqlens_q, int threads);
+  void attend(nb::handle q, nb::handle out, nb::handle lse, const nb::tuple& options);
   void seal();
   void reserve(std::int64_t tokens);
 
@@ -30,6 +29,9 @@ class Cache {
   void free_slots(nb::handle pages);
   [[nodiscard]] nb::bytes save(std::int64_t sequence);
   void load(std::int64_t sequence, nb::bytes data);
+  void import_pages(std::int64_t sequence, const PageSet& k, const PageSet& v, nb::handle ids, std::int64_t tokens);
+  /// The pages of a sequence to pages `ids` of k and v, in token order.
+  void export_pages(std::int64_t sequence, const PageSet& k, const PageSet& v, nb::handle ids);
   void copy_page(std::int64_t from, std::int64_t to);
   void set_pages(std::int64_t sequence, nb::handle pages);
 

@@ -7,7 +7,7 @@ namespace mpfa::python {
 
 namespace {
 
-std::vector<std::int32_t> import_pages(nb::handle pages) {
+std::vector<std::int32_t> import_ids(nb::handle pages) {
   const auto ids = import_integers(pages, "pages");
   if (!ids) fail("pages is None; page ids are needed");
   std::vector<std::int32_t> ids32;
@@ -49,7 +49,7 @@ void Cache::write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping) {
 }
 
 void Cache::free_slots(nb::handle pages) {
-  const std::vector<std::int32_t> ids = import_pages(pages);
+  const std::vector<std::int32_t> ids = import_ids(pages);
   check(exclusively([&] { return cache_.free_slots(ids); }));
 }
 
@@ -69,12 +69,44 @@ void Cache::load(std::int64_t sequence, nb::bytes data) {
   check(exclusively([&] { return with_room([&] { return cache_.load(blob, sequence); }, missing); }));
 }
 
+void Cache::import_pages(std::int64_t sequence, const PageSet& k, const PageSet& v, nb::handle pages,
+                         std::int64_t tokens) {
+  const std::vector<std::int32_t> ids = import_ids(pages);
+  const auto missing = [&] { return static_cast<std::int64_t>(ids.size()) - cache_.free_pages(); };
+  check(exclusively([&] {
+    return with_room([&] { return cache_.import_pages(sequence, k.pages(), v.pages(), ids, tokens); }, missing);
+  }));
+}
+
+void Cache::export_pages(std::int64_t sequence, const PageSet& k, const PageSet& v, nb::handle pages) {
+  const std::vector<std::int32_t> ids = import_ids(pages);
+  const MutablePages k_to = k.writable("k pages"), v_to = v.writable("v pages");
+  check(exclusively([&]() -> Status {
+    const CacheView view = cache_.view();
+    if (sequence < 0 || sequence >= cache_.config().batch) {
+      return {StatusCode::out_of_range, fmt::format("export_pages: sequence {} is out of range; ids are in 0..{}",
+                                                    sequence, cache_.config().batch - 1)};
+    }
+    const std::int64_t tokens = view.lengths[sequence];
+    if (view.sequences[sequence].packed_end != tokens || view.sequences[sequence].sink > 0) {
+      return {StatusCode::invalid_argument,
+              fmt::format("export_pages: sequence {} keeps some of its tokens in 16 bits, which pages do not hold; use "
+                          "save, or a recipe without such tokens",
+                          sequence)};
+    }
+    const std::span<const std::int32_t> own(view.page_table + sequence * view.page_table_stride,
+                                            static_cast<std::size_t>(pages_for(tokens, 1, view.page_size)));
+    MPFA_RETURN_IF_ERROR(copy_pages(k_pages(view), k_to, own, ids, tokens));
+    return copy_pages(v_pages(view), v_to, own, ids, tokens);
+  }));
+}
+
 void Cache::copy_page(std::int64_t from, std::int64_t to) {
   check(exclusively([&] { return cache_.copy_page(from, to); }));
 }
 
 void Cache::set_pages(std::int64_t sequence, nb::handle pages) {
-  const std::vector<std::int32_t> ids = import_pages(pages);
+  const std::vector<std::int32_t> ids = import_ids(pages);
   check(exclusively([&] { return cache_.set_pages(sequence, ids); }));
 }
 

@@ -122,11 +122,10 @@ void check_new_rows(const Array& x, const char* name, const Array& cache, std::i
 
 /// k_cache, v_cache [rows, capacity, kv_heads, d] or, with block_table, [pages, page_size, kv_heads, d]. lengths: keys
 /// of each sequence before the new rows k, v [batch, n, kv_heads, d] (or None), which are written in place.
-void attend_kvcache(nb::handle q, nb::handle out, nb::handle lse, float softmax_scale, float softcap, bool causal,
-                    std::int64_t window_left, std::int64_t window_right, nb::object sinks, nb::object mask,
-                    nb::object alibi_slopes, nb::object cu_seqlens_q, int threads, nb::handle k_cache,
+void attend_kvcache(nb::handle q, nb::handle out, nb::handle lse, const nb::tuple& call_options, nb::handle k_cache,
                     nb::handle v_cache, nb::handle k, nb::handle v, nb::handle lengths, nb::handle block_table,
                     nb::handle batch_index) {
+  const CallOptions options(call_options);
   const bool appends = !k.is_none();
   if (appends != !v.is_none()) fail("k and v belong together; give both or neither");
   const Array kc = import_rows(k_cache, "k_cache", false, appends);
@@ -137,17 +136,7 @@ void attend_kvcache(nb::handle q, nb::handle out, nb::handle lse, float softmax_
     }
   }
   AttentionProblem problem;
-  const std::int64_t q_heads = import_rows(q, "q", !cu_seqlens_q.is_none()).shape[2];
-  const CallOptions options{softmax_scale,
-                            softcap,
-                            causal,
-                            window_left,
-                            window_right,
-                            std::move(sinks),
-                            std::move(mask),
-                            std::move(alibi_slopes),
-                            std::move(cu_seqlens_q),
-                            threads};
+  const std::int64_t q_heads = import_rows(q, "q", !options.cu_seqlens_q.is_none()).shape[2];
   Call call;
   import_call(q, out, lse, options, q_heads, call);
   problem.recipe = take(parse_recipe(fmt::format("q={},k={},v={},p=f32", format_of(call.q.dtype, "q"),
@@ -263,8 +252,7 @@ void rotary(nb::handle x, nb::handle out, nb::handle cos, nb::handle sin, nb::ha
 
 void bind_kvcache(nb::module_& m) {
   const auto any = nb::arg().none();
-  m.def("attend_kvcache", &attend_kvcache, any, any, any, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), any,
-        any, any, any, nb::arg(), any, any, any, any, any, any, any);
+  m.def("attend_kvcache", &attend_kvcache, any, any, any, nb::arg(), any, any, any, any, any, any, any);
   m.def("rotary", &rotary, any, any, any, any, any, nb::arg(), nb::arg());
 }
 

@@ -51,4 +51,6 @@ NB_MODULE(_core, m) {
   mpfa::python::bind_attention(m);
   mpfa::python::bind_kvcache(m);
   mpfa::python::bind_formats(m);
+  mpfa::python::bind_pages(m);
+  mpfa::python::bind_page_view(m);
 }

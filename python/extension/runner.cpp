@@ -41,6 +41,18 @@ Array import_mask(nb::handle x) {
 
 }  // namespace
 
+CallOptions::CallOptions(const nb::tuple& o)
+    : softmax_scale(nb::cast<float>(o[0])),
+      softcap(nb::cast<float>(o[1])),
+      causal(nb::cast<bool>(o[2])),
+      window_left(nb::cast<std::int64_t>(o[3])),
+      window_right(nb::cast<std::int64_t>(o[4])),
+      sinks(o[5]),
+      mask(o[6]),
+      alibi_slopes(o[7]),
+      cu_seqlens_q(o[8]),
+      threads(nb::cast<int>(o[9])) {}
+
 void import_call(nb::handle q, nb::handle out, nb::handle lse, const CallOptions& options, std::int64_t q_heads,
                  Call& call) {
   call.cu_seqlens_q = import_integers(options.cu_seqlens_q, "cu_seqlens_q");

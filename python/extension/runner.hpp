@@ -23,8 +23,9 @@ struct PlanKey {
   bool operator==(const PlanKey&) const = default;
 };
 
-/// The options every attention function of the module takes, as positional arguments in this order.
+/// The options of every attention function of the module: the tuple that core_options of mpfa/arguments.py makes.
 struct CallOptions {
+  explicit CallOptions(const nb::tuple& options);
   float softmax_scale, softcap;
   bool causal;
   std::int64_t window_left, window_right;

@@ -5,8 +5,8 @@
     out = cache.attend(q)
 
 Tensors are NumPy arrays, torch tensors or anything with `__dlpack__`, on the CPU; results are of the
-kind that came in. Inputs are never modified, except by `flash_attn_with_kvcache`, whose contract is to
-append in place. Bad input raises `MpfaError` (a `ValueError`) that says what is allowed.
+kind that came in. Inputs are never modified, except where a docstring says IN PLACE. Bad input raises
+`MpfaError` (a `ValueError`) that says what is allowed.
 """
 
 from pkgutil import extend_path
@@ -45,24 +45,30 @@ from mpfa.formats import (
     recipes,
 )
 
+from mpfa.pages import PageView, Pages, copy_pages, joined_pages
+
 MpfaError = _core.MpfaError
 MpfaError.__module__ = "mpfa"
 MpfaError.__doc__ = "Input that a call does not accept; the text says what was given, what is allowed, what to do."
 
 __all__ = [
     "MpfaError",
+    "PageView",
     "PagedCache",
+    "Pages",
     "QuantizedTensor",
     "Support",
     "__version__",
     "attend",
     "bytes_per_token",
+    "copy_pages",
     "dequantize",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
     "format_description",
     "formats",
+    "joined_pages",
     "merge_states",
     "quantize",
     "recipe_source",

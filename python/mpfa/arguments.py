@@ -68,7 +68,7 @@ def scale(x) -> float:
     return value
 
 
-def window(x) -> tuple[int, int]:
+def window_sides(x) -> tuple[int, int]:
     """(left, right) number of keys before and after a row's position; -1 or None is unlimited."""
     if x is None:
         return -1, -1
@@ -79,10 +79,19 @@ def window(x) -> tuple[int, int]:
 
 
 def core_options(
-    softmax_scale, softcap, causal, window_size, sinks, mask, alibi_slopes, cu_seqlens_q, threads
+    *,
+    softmax_scale=None,
+    softcap=0.0,
+    causal=False,
+    window=(-1, -1),
+    sinks=None,
+    mask=None,
+    alibi_slopes=None,
+    cu_seqlens_q=None,
+    threads=0,
 ) -> tuple:
-    """The options in the order in which every attention function of the extension takes them."""
-    left, right = window(window_size)
+    """The checked options of an attention call, the one argument in which the extension takes them."""
+    left, right = window_sides(window)
     return (
         scale(softmax_scale),
         0.0 if softcap is None else number(softcap, "softcap"),

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mpfa import _core
-from mpfa.arguments import core_options, flag, integer, number, scale, text
-from mpfa.arguments import window as window_sides
+from mpfa.arguments import core_options, flag, integer, number, scale, text, window_sides
 from mpfa.arrays import kind_of, plain, require_float, shape_of
-from mpfa.cache import lse_shape
+from mpfa.cache import attend_core, lse_shape
+from mpfa.pages import PageView
 
 
 def attend(
     q,
     k,
-    v,
+    v=None,
     *,
-    recipe: str = "mxfp4",
+    recipe: str | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] = (-1, -1),
     softmax_scale: float | None = None,
@@ -34,33 +34,56 @@ def attend(
     return_lse: bool = False,
     threads: int = 0,
 ):
-    """Attention with the operands rounded as `recipe` says; what a cache would give, in one call.
+    """Attention with the operands rounded as `recipe` says (None: "mxfp4"); what a cache would give, in one call.
 
     q [b, sq, q_heads, d], k [b, sk, kv_heads, d], v [b, sk, kv_heads, d_v], or ragged [total, heads, d] with
     cu_seqlens_q / cu_seqlens_k [b + 1] (int32 or int64). float32, bfloat16 or float16. Recipes with a 16-bit
     phase are sealed first: the operands are quantised. Other arguments and the result as in
     `PagedCache.attend`; k_mean ... v_scale as in `PagedCache`.
+
+    attend(q, view) with a `PageView` (v None) reads the pages of the caller instead; the view knows the recipe.
     """
+    options = core_options(
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        causal=causal,
+        window=window,
+        sinks=sinks,
+        mask=mask,
+        alibi_slopes=alibi_slopes,
+        cu_seqlens_q=cu_seqlens_q,
+        threads=threads,
+    )
+    calibrated = {"k_mean": k_mean, "q_mean": q_mean, "v_mean": v_mean, "k_scale": k_scale, "v_scale": v_scale}
+    if isinstance(k, PageView):
+        given = {"v": v, "recipe": recipe, "cu_seqlens_k": cu_seqlens_k, **calibrated}
+        for name, value in given.items():
+            if value is not None:
+                raise _core.MpfaError(f"attend: {name} has no meaning beside a PageView, which has its own; leave it out")
+        return attend_core(k._core, q, k._head_dim_v, options, return_lse)
+    plain_values = [None if x is None else plain(x, name) for name, x in calibrated.items()]
+    recipe = "mxfp4" if recipe is None else text(recipe, "recipe")
+    return attend_tensors(q, k, v, recipe, options, return_lse, cu_seqlens_k, plain_values)
+
+
+def attend_tensors(q, k, v, recipe: str, options: tuple, return_lse: bool, cu_seqlens_k=None, calibrated=(None,) * 5):
+    """`attend` over plain tensors; `options` are those of `core_options`, `calibrated` k_mean ... v_scale."""
     kind = kind_of(q, "q")
     shape = kind.shape(q)
-    options = core_options(
-        softmax_scale, softcap, causal, window, sinks, mask, alibi_slopes, cu_seqlens_q, threads
-    )
     v_shape = shape_of(v, "v", 3, 4)
     lse_of_q = lse_shape(shape)
     out = kind.empty((*shape[:-1], v_shape[-1]), require_float(kind.dtype(q), "q"))
     lse = kind.empty(lse_of_q, "float32") if return_lse else None
-    calibrated = {"k_mean": k_mean, "q_mean": q_mean, "v_mean": v_mean, "k_scale": k_scale, "v_scale": v_scale}
     _core.attend(
-        text(recipe, "recipe"),
+        recipe,
         plain(q, "q"),
         plain(k, "k"),
         plain(v, "v"),
         out,
         lse,
-        *options,
+        options,
         cu_seqlens_k,
-        *(None if x is None else plain(x, name) for name, x in calibrated.items()),
+        *calibrated,
     )
     return (kind.result(out), kind.result(lse)) if return_lse else kind.result(out)
 

@@ -112,17 +112,18 @@ class PagedCache:
         Returns out like q (with head_dim_v), and with return_lse also the log-sum-exp, float32 natural log,
         [batch, q_heads, s] or [q_heads, total]. A row without keys gives 0 and -inf. threads: 0 for all.
         """
-        kind = kind_of(q, "q")
-        shape = kind.shape(q)
         options = core_options(
-            softmax_scale, softcap, causal, window, sinks, mask, alibi_slopes, cu_seqlens_q, threads
+            softmax_scale=softmax_scale,
+            softcap=softcap,
+            causal=causal,
+            window=window,
+            sinks=sinks,
+            mask=mask,
+            alibi_slopes=alibi_slopes,
+            cu_seqlens_q=cu_seqlens_q,
+            threads=threads,
         )
-        out = kind.empty((*shape[:-1], self._head_dim_v), require_float(kind.dtype(q), "q"))
-        lse = None
-        if return_lse:
-            lse = kind.empty(lse_shape(shape), "float32")
-        self._core.attend(plain(q, "q"), out, lse, *options)
-        return (kind.result(out), kind.result(lse)) if return_lse else kind.result(out)
+        return attend_core(self._core, q, self._head_dim_v, options, return_lse)
 
     def seal(self) -> None:
         """End the 16-bit phase of recipes that have one (phase_switch); does nothing for others."""
@@ -185,6 +186,24 @@ class PagedCache:
         """Give back pages (ids, each once) that `write_slots` took."""
         self._core.free_slots(pages)
 
+    def import_pages(self, sequence: int, k, v, pages, tokens: int) -> None:
+        """Fill an empty sequence with `tokens` tokens from pages (ids in token order) of the caller.
+
+        k, v: `Pages` of this cache's formats, page size, heads and calibrated scales, in any layout; copied bit for
+        bit. They must hold what this cache would store. Refused for recipes that keep 16-bit tokens, take means from a
+        first append or store rank-one terms.
+        """
+        self._core.import_pages(
+            integer(sequence, "sequence", 0), k._core, v._core, pages, integer(tokens, "tokens", 0)
+        )
+
+    def export_pages(self, sequence: int, k, v, pages) -> None:
+        """Copy the pages of a sequence IN PLACE into pages (ids, as many as it has) of `k` and `v`, bit for bit.
+
+        The inverse of `import_pages`; refused when some tokens are in 16 bits. Slots past the length become zero.
+        """
+        self._core.export_pages(integer(sequence, "sequence", 0), k._core, v._core, pages)
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page of the pool with codes, scales and rank-one terms."""
         self._core.copy_page(integer(source, "source", 0), integer(target, "target", 0))
@@ -244,6 +263,16 @@ class PagedCache:
             f"PagedCache({self.recipe!r}, q_heads={self._q_heads}, kv_heads={self._kv_heads}, "
             f"head_dim={self._head_dim}, batch={self._batch}, lengths={list(self.lengths)})"
         )
+
+
+def attend_core(core, q, head_dim_v: int, options: tuple, return_lse: bool):
+    """out, or (out, lse), of `core.attend`; `options` are those of `core_options`."""
+    kind = kind_of(q, "q")
+    shape = kind.shape(q)
+    out = kind.empty((*shape[:-1], head_dim_v), require_float(kind.dtype(q), "q"))
+    lse = kind.empty(lse_shape(shape), "float32") if return_lse else None
+    core.attend(plain(q, "q"), out, lse, options)
+    return (kind.result(out), kind.result(lse)) if return_lse else kind.result(out)
 
 
 def lse_shape(q_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpfa import _core
+from mpfa.arguments import core_options
 
 _ALIASES = {
     "sm_scale": "softmax_scale",
@@ -50,6 +51,12 @@ def resolve(call: str, others: dict, **named) -> dict:
                 "positional arguments is that of FlashAttention 2: give softmax_scale by name)"
             )
     return named
+
+
+def call_options(resolved: dict, **others) -> tuple:
+    """`core_options` of what `resolve` gave and the options that have one name only."""
+    named = {name: resolved[name] for name in ("softmax_scale", "softcap", "sinks")}
+    return core_options(**named, **others)
 
 
 def output(result, return_softmax_lse: bool, return_attn_probs: bool = False):

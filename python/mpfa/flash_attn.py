@@ -8,9 +8,10 @@ scheduling (num_splits, pack_gqa, sm_margin, deterministic, max_seqlen_*) change
 from __future__ import annotations
 
 from mpfa import _core
+from mpfa.arguments import text
 from mpfa.arrays import kind_of, require_float
-from mpfa.attention import attend
-from mpfa.flash_arguments import output, resolve
+from mpfa.attention import attend_tensors
+from mpfa.flash_arguments import call_options, output, resolve
 from mpfa.flash_kvcache import attend_in_place, flash_attn_with_kvcache
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
@@ -21,7 +22,7 @@ _FORMATS = {"float32": "f32", "bfloat16": "bf16", "float16": "fp16"}
 def _recipe_of(call: str, recipe: str | None, *tensors) -> str:
     """The given recipe, or operands in the dtypes they have and exact probabilities."""
     if recipe is not None:
-        return recipe
+        return text(recipe, "recipe")
     q, k, v = (_FORMATS[require_float(kind_of(x, n).dtype(x), f"{call}: {n}")] for x, n in zip(tensors, "qkv"))
     return f"q={q},k={k},v={v},p=f32"
 
@@ -58,19 +59,8 @@ def flash_attn_func(
         sinks=sinks,
         return_softmax_lse=return_softmax_lse,
     )
-    result = attend(
-        q,
-        k,
-        v,
-        recipe=_recipe_of("flash_attn_func", recipe, q, k, v),
-        causal=causal,
-        window=window_size,
-        softmax_scale=a["softmax_scale"],
-        softcap=a["softcap"],
-        sinks=a["sinks"],
-        alibi_slopes=alibi_slopes,
-        return_lse=True,
-    )
+    options = call_options(a, causal=causal, window=window_size, alibi_slopes=alibi_slopes)
+    result = attend_tensors(q, k, v, _recipe_of("flash_attn_func", recipe, q, k, v), options, True)
     return output(result, a["return_softmax_lse"], return_attn_probs)
 
 
@@ -113,34 +103,16 @@ def flash_attn_varlen_func(
     )
     if cu_seqlens_q is None or cu_seqlens_k is None:
         raise _core.MpfaError("flash_attn_varlen_func: cu_seqlens_q and cu_seqlens_k [b + 1] are needed")
+    options = call_options(
+        a, causal=causal, window=window_size, alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q
+    )
     if a["block_table"] is not None:
         offsets = _core.integers(cu_seqlens_k, "cu_seqlens_k")
+        lengths = [end - begin for begin, end in zip(offsets, offsets[1:])]
         result = attend_in_place(
-            q,
-            k,
-            v,
-            lengths=[end - begin for begin, end in zip(offsets, offsets[1:])],
-            block_table=a["block_table"],
-            recipe=recipe,
-            options=(
-                *(a["softmax_scale"], a["softcap"], causal, window_size),
-                *(a["sinks"], None, alibi_slopes, cu_seqlens_q, 0),
-            ),
+            q, k, v, lengths=lengths, block_table=a["block_table"], recipe=recipe, options=options
         )
-        return output(result, a["return_softmax_lse"], return_attn_probs)
-    result = attend(
-        q,
-        k,
-        v,
-        recipe=_recipe_of("flash_attn_varlen_func", recipe, q, k, v),
-        causal=causal,
-        window=window_size,
-        softmax_scale=a["softmax_scale"],
-        softcap=a["softcap"],
-        sinks=a["sinks"],
-        alibi_slopes=alibi_slopes,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        return_lse=True,
-    )
+    else:
+        recipe = _recipe_of("flash_attn_varlen_func", recipe, q, k, v)
+        result = attend_tensors(q, k, v, recipe, options, True, cu_seqlens_k)
     return output(result, a["return_softmax_lse"], return_attn_probs)

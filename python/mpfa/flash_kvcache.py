@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from mpfa import _core
-from mpfa.arguments import core_options, flag, integer
+from mpfa.arguments import flag, integer
 from mpfa.arrays import kind_of, plain, require_float, shape_of
-from mpfa.cache import PagedCache, lse_shape
-from mpfa.flash_arguments import output, resolve
+from mpfa.cache import PagedCache, attend_core, lse_shape
+from mpfa.flash_arguments import call_options, output, resolve
+from mpfa.pages import PageView
 
 
 def flash_attn_with_kvcache(
@@ -39,7 +40,8 @@ def flash_attn_with_kvcache(
 
     k_cache, v_cache  plain tensors [rows, capacity, hkv, d], or [num_pages, page_size, hkv, d] with block_table
                       [b, pages] int32: read where they are, in their own dtype (float32, bfloat16, float16);
-                      or k_cache an mpfa.PagedCache (v_cache None), whose recipe counts
+                      or k_cache an mpfa.PagedCache or mpfa.PageView (v_cache None), whose recipe counts; the latter
+                      without k and v
     cache_seqlens     int or [b]: keys of each sequence before k and v; None: the whole cache
     cache_batch_idx   [b]: cache row of each sequence
     rotary_cos, _sin  [positions, rotary_dim / 2]: k is rotated at its position, q likewise when causal or in a
@@ -62,14 +64,17 @@ def flash_attn_with_kvcache(
         raise _core.MpfaError("flash_attn_with_kvcache: k and v belong together; give both or neither")
     if k is not None and cu_seqlens_q is not None:
         raise _core.MpfaError("flash_attn_with_kvcache: k and v cannot be appended with a ragged q; append them first")
-    options = (a["softmax_scale"], a["softcap"], causal, window_size, a["sinks"], None, alibi_slopes, cu_seqlens_q, 0)
-    core_options(*options)  # refuse bad options before anything is appended
-    packed = isinstance(k_cache, PagedCache)
+    # Bad options are refused before anything is appended.
+    options = call_options(
+        a, causal=causal, window=window_size, alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q
+    )
+    packed = isinstance(k_cache, (PagedCache, PageView))
+    what = type(k_cache).__name__
     lengths = _lengths(cache_seqlens, k_cache.batch if packed else _batch_of(q, cu_seqlens_q))
     if packed:
         if lengths is not None and tuple(lengths) != k_cache.lengths:
             raise _core.MpfaError(
-                f"flash_attn_with_kvcache: cache_seqlens is {lengths}, the PagedCache holds {list(k_cache.lengths)} "
+                f"flash_attn_with_kvcache: cache_seqlens is {lengths}, the {what} holds {list(k_cache.lengths)} "
                 "tokens; leave cache_seqlens out"
             )
         lengths = list(k_cache.lengths)
@@ -100,25 +105,20 @@ def flash_attn_with_kvcache(
         return output(result, a["return_softmax_lse"])
     for name, value in (("v_cache", v_cache), ("block_table", a["block_table"]), ("cache_batch_idx", cache_batch_idx)):
         if value is not None:
-            raise _core.MpfaError(f"flash_attn_with_kvcache: {name} has no meaning for a PagedCache; leave it None")
+            raise _core.MpfaError(f"flash_attn_with_kvcache: {name} has no meaning for a {what}; leave it None")
     if recipe is not None and _core.recipe_text(recipe) != k_cache.recipe:
         raise _core.MpfaError(
-            f"flash_attn_with_kvcache: recipe is {recipe}, the PagedCache was made with {k_cache.recipe}; leave it None"
+            f"flash_attn_with_kvcache: recipe is {recipe}, the {what} was made with {k_cache.recipe}; leave it None"
+        )
+    if k is not None and isinstance(k_cache, PageView):
+        raise _core.MpfaError(
+            "flash_attn_with_kvcache: k and v cannot be appended to a PageView, whose table and lengths are yours; "
+            "use PageView.write_slots and set_table"
         )
     if k is not None:
         same_rows = shape_of(q, "q", 4)[:2] == shape_of(k, "k", 4)[:2]
         k_cache.append(k, v, q=q if same_rows else None)
-    result = k_cache.attend(
-        q,
-        softmax_scale=a["softmax_scale"],
-        causal=causal,
-        window=window_size,
-        softcap=a["softcap"],
-        sinks=a["sinks"],
-        alibi_slopes=alibi_slopes,
-        cu_seqlens_q=cu_seqlens_q,
-        return_lse=True,
-    )
+    result = attend_core(k_cache._core, q, k_cache._head_dim_v, options, True)
     return output(result, a["return_softmax_lse"])
 
 
@@ -165,7 +165,7 @@ def attend_in_place(
         plain(q, "q"),
         out,
         lse,
-        *core_options(*options),
+        options,
         plain(k_cache, "k_cache"),
         plain(v_cache, "v_cache"),
         None if k is None else plain(k, "k"),

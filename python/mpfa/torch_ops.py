@@ -23,6 +23,12 @@ def _lse_like(q: Tensor) -> Tensor:
     return q.new_empty(shape, dtype=torch.float32)
 
 
+def _with_window(name: str, arguments: dict) -> dict:
+    """Arguments of an operator, whose schema has no pairs, as the function beside it takes them."""
+    window = arguments.pop("window_left"), arguments.pop("window_right")
+    return {**arguments, name: window}
+
+
 @torch.library.custom_op("mpfa::attend", mutates_args=())
 def _attend(
     q: Tensor,
@@ -40,22 +46,7 @@ def _attend(
     cu_seqlens_q: Optional[Tensor],
     cu_seqlens_k: Optional[Tensor],
 ) -> tuple[Tensor, Tensor]:
-    return mpfa.attend(
-        q,
-        k,
-        v,
-        recipe=recipe,
-        causal=causal,
-        window=(window_left, window_right),
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        sinks=sinks,
-        mask=mask,
-        alibi_slopes=alibi_slopes,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        return_lse=True,
-    )
+    return mpfa.attend(**_with_window("window", locals()), return_lse=True)
 
 
 @_attend.register_fake
@@ -83,25 +74,7 @@ def _attend_with_kvcache(
     sinks: Optional[Tensor],
     alibi_slopes: Optional[Tensor],
 ) -> tuple[Tensor, Tensor]:
-    return mpfa.flash_attn_with_kvcache(
-        q,
-        k_cache,
-        v_cache,
-        k=k,
-        v=v,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        cache_seqlens=cache_seqlens,
-        block_table=block_table,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=(window_left, window_right),
-        softcap=softcap,
-        rotary_interleaved=rotary_interleaved,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        return_softmax_lse=True,
-    )
+    return mpfa.flash_attn_with_kvcache(**_with_window("window_size", locals()), return_softmax_lse=True)
 
 
 @_attend_with_kvcache.register_fake

@@ -13,29 +13,6 @@ Status invalid(std::string message) {
   return {StatusCode::invalid_argument, std::move(message)};
 }
 
-/// Pages hold codes and scales and nothing else of a recipe.
-Status check_page_recipe(const char* call, const Recipe& r) {
-  if (keeps_wide_tokens(r)) {
-    return invalid(
-        fmt::format("{}: recipe {} keeps tokens in bf16 beside the pages (sink, recent, blocks along keys or "
-                    "phase_switch); use a PagedCache and append, or a recipe without them",
-                    call, recipe_text(r)));
-  }
-  if (r.centre == Centre::mean || r.q_centre == QCentre::mean || r.v_mean == VMean::mean || r.v_residual) {
-    return invalid(
-        fmt::format("{}: recipe {} takes means from the first append of a sequence, which pages alone do not "
-                    "have; take centre, q_centre and v_mean static or none and v_residual=off",
-                    call, recipe_text(r)));
-  }
-  if (r.rank_one != RankOne::off) {
-    return invalid(
-        fmt::format("{}: recipe {} stores rank-one terms, for which these pages have no place; use "
-                    "rank_one=off, or a PagedCache and append",
-                    call, recipe_text(r)));
-  }
-  return {};
-}
-
 Status check_global(const char* call, const char* name, const std::vector<float>& config, const OperandPages& pages,
                     std::int64_t heads) {
   for (std::int64_t h = 0; h < heads; ++h) {
@@ -133,6 +110,28 @@ Status write(const CacheConfig& c, const MutablePages& kp, const MutablePages& v
 }
 
 }  // namespace
+
+Status check_page_recipe(const char* call, const Recipe& r) {
+  if (keeps_wide_tokens(r)) {
+    return invalid(
+        fmt::format("{}: recipe {} keeps tokens in bf16 beside the pages (sink, recent, blocks along keys or "
+                    "phase_switch); use a PagedCache and append, or a recipe without them",
+                    call, recipe_text(r)));
+  }
+  if (r.centre == Centre::mean || r.q_centre == QCentre::mean || r.v_mean == VMean::mean || r.v_residual) {
+    return invalid(
+        fmt::format("{}: recipe {} takes means from the first append of a sequence, which pages alone do not "
+                    "have; take centre, q_centre and v_mean static or none and v_residual=off",
+                    call, recipe_text(r)));
+  }
+  if (r.rank_one != RankOne::off) {
+    return invalid(
+        fmt::format("{}: recipe {} stores rank-one terms, for which these pages have no place; use "
+                    "rank_one=off, or a PagedCache and append",
+                    call, recipe_text(r)));
+  }
+  return {};
+}
 
 Status quantise_to_pages(const CacheConfig& config, const MutablePages& k_pages, const MutablePages& v_pages,
                          const TensorView& k, const TensorView& v, std::span<const std::int64_t> slot_mapping,

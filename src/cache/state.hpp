@@ -13,6 +13,9 @@ namespace mpfa {
 /// ok when a cache, or pages of the caller, can be what `config` says.
 [[nodiscard]] Status check_config(const CacheConfig& config);
 
+/// ok when pages alone, without 16-bit tokens, measured means and rank-one terms, hold all that `recipe` stores.
+[[nodiscard]] Status check_page_recipe(const char* call, const Recipe& recipe);
+
 /// Tokens ready to be written to a sequence, and the state the sequence will have.
 struct Fresh {
   Sequence* sequence = nullptr;

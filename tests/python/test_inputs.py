@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mpfa
+from mpfa.arguments import core_options
 
 RNG = np.random.default_rng(23)
 
@@ -201,7 +202,7 @@ def test_outputs_stay_inside_their_memory():
     around = np.full((4, 5, 6, 34), 77.0, np.float32)
     out = around[1:3, 1:4, 1:5, 1:33]
     lse = np.full((2, 4, 3), np.nan, np.float32)
-    c._core.attend(Q, out, lse, 0.0, 0.0, True, -1, -1, None, None, None, None, 0)
+    c._core.attend(Q, out, lse, core_options(causal=True))
     expected, expected_lse = c.attend(Q, return_lse=True)
     assert np.array_equal(out, expected) and np.array_equal(lse, expected_lse)
     out[...] = 77

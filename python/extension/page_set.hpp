@@ -1,0 +1,42 @@
+// mpfa._core.Pages: K or V in pages that Python owns.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "extension/arrays.hpp"
+#include "mpfa/pages.hpp"
+
+namespace mpfa::python {
+
+class PageSet {
+ public:
+  /// data [num_pages, page_size, kv_heads, bytes] in `order`, of any dtype; scales likewise (None for formats without).
+  /// global: fp32 scale per head, or None.
+  PageSet(nb::object data, nb::object scales, const std::string& format, const std::string& layout,
+          const std::string& order, std::int64_t head_dim, nb::handle global);
+  /// K and V of a buffer [num_pages, page bytes]: see joined_parts.
+  static std::pair<PageSet, PageSet> joined(nb::object buffer, const std::pair<std::string, std::string>& formats,
+                                            const std::pair<std::string, std::string>& layouts,
+                                            const std::string& order, std::int64_t page_size, std::int64_t kv_heads,
+                                            const std::pair<std::int64_t, std::int64_t>& head_dims,
+                                            const std::pair<nb::object, nb::object>& globals);
+
+  [[nodiscard]] const Pages& pages() const { return pages_; }
+  /// The same pages to write to; fails on read-only arrays and on rows that share bytes.
+  [[nodiscard]] MutablePages writable(const char* name) const;
+  [[nodiscard]] std::vector<float> global() const { return global_; }
+
+ private:
+  PageSet() = default;
+  void finish(nb::handle global);
+
+  nb::object data_object_, scales_object_;
+  Array data_, scales_;
+  MutablePagePart data_part_, scales_part_;
+  std::vector<float> global_;  // pages_ keeps its address, which moving the vector does not change
+  Pages pages_;
+};
+
+}  // namespace mpfa::python

@@ -1,0 +1,231 @@
+// mpfa._core.PageView: attention over pages, a page table and lengths that Python owns, and writes into them.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <limits>
+#include <mutex>
+
+#include "cache/state.hpp"
+#include "extension/bindings.hpp"
+#include "extension/cache.hpp"
+#include "extension/page_set.hpp"
+#include "extension/runner.hpp"
+
+namespace mpfa::python {
+
+namespace {
+
+/// A page table [batch, pages] of int32 or int64, row by row.
+DensePageTable import_table(nb::handle x) {
+  const Array t = import_array(x, "page_table");
+  if (t.ndim != 2 || (t.dtype != DType::i32 && t.dtype != DType::i64)) {
+    fail("page_table is {} of shape {}; int32 or int64 [sequences, pages] is needed", dtype_text(t.dtype),
+         shape_text(t));
+  }
+  DensePageTable table;
+  table.stride = std::max<std::int64_t>(t.shape[1], 1);
+  table.page_table.assign(static_cast<std::size_t>(t.shape[0] * table.stride), -1);
+  for (std::int64_t b = 0; b < t.shape[0]; ++b) {
+    for (std::int64_t i = 0; i < t.shape[1]; ++i) {
+      const std::int64_t at = b * t.stride[0] + i * t.stride[1];
+      const std::int64_t id = t.dtype == DType::i32 ? static_cast<const std::int32_t*>(t.data)[at]
+                                                    : static_cast<const std::int64_t*>(t.data)[at];
+      // Entries past a length may hold anything: what is no int32 becomes an id that is refused where it is used.
+      const bool fits = id >= -1 && id <= std::numeric_limits<std::int32_t>::max();
+      table.page_table[static_cast<std::size_t>(b * table.stride + i)] = fits ? static_cast<std::int32_t>(id) : -1;
+    }
+  }
+  return table;
+}
+
+std::vector<std::int32_t> import_int32(nb::handle x, const char* name) {
+  const auto values = import_integers(x, name);
+  if (!values) fail("{} is None; indptr, indices and last_page_len belong together", name);
+  std::vector<std::int32_t> narrowed;
+  narrowed.reserve(values->size());
+  for (const std::int64_t v : *values) {
+    if (v != static_cast<std::int32_t>(v)) fail("{} holds {}, which is no int32", name, v);
+    narrowed.push_back(static_cast<std::int32_t>(v));
+  }
+  return narrowed;
+}
+
+class PageView {
+ public:
+  PageView(nb::object k, nb::object v, std::string recipe, nb::object k_mean, nb::object q_mean, nb::object v_mean)
+      : k_object_(std::move(k)), v_object_(std::move(v)), recipe_(std::move(recipe)) {
+    const PagesKind &kk = k_pages().kind, &vk = v_pages().kind;
+    for (const Pages* p : {&k_pages(), &v_pages()}) {
+      if (p->kind.layout == PagesLayout::linear) continue;
+      fail("PageView: {} is '{}'; only linear pages are read in place: copy_pages to linear ones",
+           p == &k_pages() ? "k" : "v", pages_tag(p->kind));
+    }
+    if (kk.num_pages != vk.num_pages || kk.page_size != vk.page_size || kk.kv_heads != vk.kv_heads) {
+      fail("PageView: k has {} pages of '{}', v {} of '{}'; pages, page_size and kv_heads must be equal", kk.num_pages,
+           pages_tag(kk), vk.num_pages, pages_tag(vk));
+    }
+    const std::int64_t q_heads = q_mean.is_none() ? kk.kv_heads : import_array(q_mean, "q_mean").shape[0];
+    config_ = make_config(recipe_text_for(DType::f32), 1, kk.page_size, q_heads, kk.kv_heads, kk.head_dim, vk.head_dim,
+                          {k_mean, q_mean, v_mean, nb::none(), nb::none()});
+    config_.num_pages = kk.num_pages;
+    config_.k_global = k_set().global();
+    config_.v_global = v_set().global();
+    check(check_page_recipe("PageView", config_.recipe));
+    check(check_config(config_));
+  }
+
+  void set_table(nb::handle page_table, nb::handle lengths, nb::handle indptr, nb::handle indices,
+                 nb::handle last_page_len) {
+    DensePageTable table;
+    if (!page_table.is_none()) {
+      table = import_table(page_table);
+      auto given = import_integers(lengths, "lengths");
+      if (!given) fail("lengths is None; give the tokens of each sequence of page_table");
+      table.lengths = *std::move(given);
+      if (table.lengths.size() * static_cast<std::size_t>(table.stride) != table.page_table.size()) {
+        fail("lengths has {} entries, page_table {} rows; one for each sequence is needed", table.lengths.size(),
+             table.page_table.size() / static_cast<std::size_t>(table.stride));
+      }
+    } else {
+      const std::vector<std::int32_t> offsets = import_int32(indptr, "indptr"), ids = import_int32(indices, "indices"),
+                                      last = import_int32(last_page_len, "last_page_len");
+      table = take(dense_page_table({offsets, ids, last}, k_pages().kind.num_pages, k_pages().kind.page_size));
+    }
+    std::vector<SequenceView> sequences;
+    if (!config_.k_mean.empty() || !config_.q_mean.empty() || !config_.v_mean.empty()) {
+      const auto or_null = [](const std::vector<float>& x) { return x.empty() ? nullptr : x.data(); };
+      for (const std::int64_t n : table.lengths) {
+        SequenceView& s = sequences.emplace_back();
+        s.k_mean = or_null(config_.k_mean);
+        s.q_mean = or_null(config_.q_mean);
+        s.v_mean = or_null(config_.v_mean);
+        s.packed_end = s.wide_begin = n;
+      }
+    }
+    nb::gil_scoped_release released;
+    std::lock_guard lock(mutex_);
+    table_ = std::move(table);
+    sequences_ = std::move(sequences);
+  }
+
+  void attend(nb::handle q, nb::handle out, nb::handle lse, const nb::tuple& call_options) {
+    const CallOptions options(call_options);
+    const std::int64_t q_heads = import_rows(q, "q", !options.cu_seqlens_q.is_none()).shape[2];
+    Call call;
+    import_call(q, out, lse, options, q_heads, call);
+    if (!config_.q_mean.empty() && q_heads != config_.q_heads) {
+      fail("attend: q has {} heads, q_mean was given for {}", q_heads, config_.q_heads);
+    }
+    nb::gil_scoped_release released;
+    std::lock_guard lock(mutex_);
+    if (call.key.batch != static_cast<std::int64_t>(table_.lengths.size())) {
+      fail("attend: q has {} sequences, the page table {}; pass one row block per sequence", call.key.batch,
+           table_.lengths.size());
+    }
+    if (!runner_ || runner_->problem().q_heads != q_heads || runner_q_ != call.key.q_dtype) {
+      runner_.emplace(problem_for(q_heads, call.key.q_dtype));
+      runner_q_ = call.key.q_dtype;
+    }
+    CacheView& view = call.tensors.cache;
+    const Pages &k = k_pages(), &v = v_pages();
+    view.k_format = same_bytes(k.kind.format, config_.recipe.k) ? config_.recipe.k : k.kind.format;
+    view.v_format = same_bytes(v.kind.format, config_.recipe.v) ? config_.recipe.v : v.kind.format;
+    view.num_pages = k.kind.num_pages;
+    view.page_size = k.kind.page_size;
+    view.kv_heads = k.kind.kv_heads;
+    view.head_dim = k.kind.head_dim;
+    view.head_dim_v = v.kind.head_dim;
+    view.k = k.bytes;
+    view.v = v.bytes;
+    view.group = std::max<std::int64_t>(q_heads / view.kv_heads, 1);
+    view.page_table = table_.page_table.data();
+    view.page_table_stride = table_.stride;
+    view.lengths = table_.lengths.data();
+    view.sequences = sequences_.empty() ? nullptr : sequences_.data();
+    std::int64_t longest = 0;
+    for (const std::int64_t n : table_.lengths) longest = std::max(longest, n);
+    call.key.max_kv = round_up_capacity(std::min(longest, std::int64_t{1} << 40));
+    check(runner_->run(call.key, call.tensors));
+  }
+
+  nb::tuple write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping) {
+    const auto slots = import_integers(slot_mapping, "slot_mapping");
+    if (!slots) fail("slot_mapping is None; one slot per token is needed");
+    const Array k_array = import_rows(k, "k", true), v_array = import_rows(v, "v", true);
+    const MutablePages k_to = k_set().writable("k pages"), v_to = v_set().writable("v pages");
+    QuantiseCounters met;
+    {
+      nb::gil_scoped_release released;
+      std::lock_guard lock(mutex_);
+      check(quantise_to_pages(config_, k_to, v_to, k_array.view(), v_array.view(),
+                              std::span<const std::int64_t>(*slots), &met));
+    }
+    return nb::make_tuple(met.saturated_elements, met.flushed_blocks, met.nonfinite_blocks);
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> lengths() {
+    nb::gil_scoped_release released;
+    std::lock_guard lock(mutex_);
+    return table_.lengths;
+  }
+  [[nodiscard]] std::string recipe() const { return recipe_; }
+
+ private:
+  [[nodiscard]] const PageSet& k_set() const { return *nb::inst_ptr<PageSet>(k_object_); }
+  [[nodiscard]] const PageSet& v_set() const { return *nb::inst_ptr<PageSet>(v_object_); }
+  [[nodiscard]] const Pages& k_pages() const { return k_set().pages(); }
+  [[nodiscard]] const Pages& v_pages() const { return v_set().pages(); }
+
+  /// The given recipe, or the operands as they are stored and exact probabilities.
+  [[nodiscard]] std::string recipe_text_for(DType q) const {
+    if (!recipe_.empty()) return recipe_;
+    return fmt::format("q={},k={},v={},p=f32",
+                       q == DType::f32    ? "f32"
+                       : q == DType::bf16 ? "bf16"
+                                          : "fp16",
+                       format_name(k_pages().kind.format), format_name(v_pages().kind.format));
+  }
+  [[nodiscard]] AttentionProblem problem_for(std::int64_t q_heads, DType q) const {
+    AttentionProblem p;
+    p.recipe = take(parse_recipe(recipe_text_for(q)));
+    p.q_heads = q_heads;
+    p.kv_heads = k_pages().kind.kv_heads;
+    p.head_dim = k_pages().kind.head_dim;
+    p.head_dim_v = v_pages().kind.head_dim;
+    p.page_size = k_pages().kind.page_size;
+    return p;
+  }
+
+  nb::object k_object_, v_object_;  // keep the arrays alive
+  std::string recipe_;              // empty: exact
+  CacheConfig config_;
+  DensePageTable table_;
+  std::vector<SequenceView> sequences_;
+  std::optional<Runner> runner_;
+  DType runner_q_ = DType::f32;
+  std::mutex mutex_;
+};
+
+}  // namespace
+
+void bind_page_view(nb::module_& m) {
+  const auto any = nb::arg().none();
+  nb::class_<PageView>(m, "PageView")
+      .def(
+          "__init__",
+          [](PageView* self, nb::object k, nb::object v, std::string recipe, nb::object k_mean, nb::object q_mean,
+             nb::object v_mean) {
+            if (!nb::isinstance<PageSet>(k) || !nb::isinstance<PageSet>(v))
+              fail("PageView: k and v must be mpfa.Pages");
+            new (self) PageView(std::move(k), std::move(v), std::move(recipe), k_mean, q_mean, v_mean);
+          },
+          any, any, nb::arg(), any, any, any)
+      .def("set_table", &PageView::set_table, any, any, any, any, any)
+      .def("attend", &PageView::attend, any, any, any, nb::arg())
+      .def("write_slots", &PageView::write_slots, any, any, any)
+      .def("lengths", [](PageView& v) { return nb::tuple(nb::cast(v.lengths())); })
+      .def("recipe", &PageView::recipe);
+}
+
+}  // namespace mpfa::python

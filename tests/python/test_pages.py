@@ -1,0 +1,305 @@
+"""Pages, page tables and lengths of the caller: read in place, written by slot, copied between layouts."""
+
+import gc
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from oracle import EXACT
+
+import mpfa
+
+RNG = np.random.default_rng(7)
+PAGE, KV_HEADS, HEADS, D = 16, 2, 4, 64
+LENGTHS = [37, 0, 16]
+TABLE = np.array([[5, 2, 7], [-9, 99, -9], [2, -1, 3]], np.int32)  # page 2 is shared; the rest is never read
+INDPTR, INDICES, LAST = [0, 3, 3, 4], [5, 2, 7, 2], [5, 0, 16]
+PACKED = ["nvfp4", "mxfp4", "fp8_e4m3", "int8_g32", "int4", "lloyd4", "int4_asym"]
+
+
+def normal(*shape, dtype=np.float32):
+    return RNG.standard_normal(shape, dtype=np.float32).astype(dtype)
+
+
+def dense(pool, b):
+    """[1, length, kv_heads, d] of sequence b of an NHD pool."""
+    rows = pool[TABLE[b][TABLE[b] >= 0]].reshape(1, -1, KV_HEADS, D)
+    return rows[:, : LENGTHS[b]]
+
+
+def hnd(x):
+    return np.ascontiguousarray(x.transpose(0, 2, 1, 3))
+
+
+def table(view_of=LENGTHS):
+    return {"page_table": TABLE, "lengths": view_of}
+
+
+@pytest.fixture
+def pools():
+    return normal(8, PAGE, KV_HEADS, D), normal(8, PAGE, KV_HEADS, D)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_wide_pages_are_read_where_they_lie(pools, dtype):
+    k, v = (x.astype(dtype) for x in pools)
+    q = normal(3, 2, HEADS, D)
+    both = np.stack([k, v], axis=1)  # [num_pages, 2, page_size, kv_heads, d]
+    padded = np.zeros((8, PAGE + 3, KV_HEADS + 1, D + 8), dtype)
+    padded[:, :PAGE, :KV_HEADS, :D] = k
+    views = [
+        mpfa.PageView(k, v, **table()),
+        mpfa.PageView(k, v, indptr=INDPTR, indices=np.array(INDICES, np.int32), last_page_len=LAST),
+        mpfa.PageView(hnd(k), hnd(v), order="HND", page_table=TABLE.astype(np.int64), lengths=np.array(LENGTHS)),
+        mpfa.PageView(both[:, 0], both[:, 1], **table()),
+        mpfa.PageView(mpfa.Pages(padded[:, :PAGE, :KV_HEADS, :D]), mpfa.Pages(hnd(v), order="HND"), **table()),
+        mpfa.PageView(k[::-1], v[::-1], page_table=7 - TABLE, lengths=LENGTHS),
+    ]
+    for view in views:
+        out, lse = view.attend(q, return_lse=True)
+        again = mpfa.attend(q, view, causal=True)
+        assert np.array_equal(out, again)
+        fa, fa_lse = mpfa.flash_attn_with_kvcache(
+            q, view, cache_seqlens=LENGTHS, causal=True, return_softmax_lse=True
+        )
+        assert np.array_equal(fa, out) and np.array_equal(fa_lse, lse)
+        for b in (0, 2):
+            want = mpfa.attend(q[b : b + 1], *(dense(x.astype(np.float32), b) for x in (k, v)), recipe=EXACT, causal=True)
+            np.testing.assert_allclose(out[b : b + 1], want, atol=3e-6)
+        assert not out[1].any() and np.all(lse[1] == -np.inf)
+    if dtype is np.float32:
+        pools_torch = [torch.from_numpy(x) for x in (k, v)]
+        clean = torch.from_numpy(np.where((TABLE < 0) | (TABLE > 7), 0, TABLE))
+        for order, caches in (("NHD", pools_torch), ("HND", [torch.from_numpy(hnd(x)).transpose(1, 2) for x in (k, v)])):
+            got = mpfa.flash_attn_with_kvcache(
+                torch.from_numpy(q), *caches, cache_seqlens=LENGTHS, page_table=clean, causal=True
+            )
+            assert np.array_equal(got.numpy(), views[0].attend(q)), order
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+def test_written_slots_read_as_a_cache_that_appended(pools, name, order):
+    recipe = f"q=f32,k={name},v={name},p=f32"
+    k, v = (mpfa.Pages.empty(8, PAGE, KV_HEADS, D, format=name, order=order) for _ in range(2))
+    view = mpfa.PageView(k, v, **table())
+    slots = [page * PAGE + t for page in (5, 2, 7) for t in range(PAGE)][: LENGTHS[0]]
+    met = {"saturated": 0, "flushed": 0, "nonfinite": 0}
+    for first in range(0, LENGTHS[0], 10):
+        part = slots[first : first + 10]
+        rows = slice(first, first + len(part))
+        counters = view.write_slots(dense(pools[0], 0)[0, rows], dense(pools[1], 0)[0, rows], np.array(part, np.int32))
+        met = {name: n + counters[name] for name, n in met.items()}
+    cache = mpfa.PagedCache(recipe, q_heads=HEADS, kv_heads=KV_HEADS, head_dim=D, page_size=PAGE)
+    cache.append(dense(pools[0], 0), dense(pools[1], 0))
+    assert met == cache.counters
+    q = normal(1, 1, HEADS, D)
+    view.set_table(page_table=TABLE[:1], lengths=LENGTHS[:1])
+    assert np.array_equal(view.attend(q), cache.attend(q))
+    # The same bytes elsewhere, taken over by a cache and given back.
+    other = mpfa.PagedCache(recipe, q_heads=HEADS, kv_heads=KV_HEADS, head_dim=D, page_size=PAGE)
+    other.import_pages(0, k, v, [5, 2, 7], LENGTHS[0])
+    assert other.lengths == (37,) and np.array_equal(other.attend(q), cache.attend(q))
+    assert other.save(0) == cache.save(0)
+    k2, v2 = (mpfa.Pages.empty(4, PAGE, KV_HEADS, D, format=name) for _ in range(2))
+    other.export_pages(0, k2, v2, [3, 0, 1])
+    again = mpfa.PageView(k2, v2, page_table=np.array([[3, 0, 1]]), lengths=[37])
+    assert np.array_equal(again.attend(q), cache.attend(q))
+
+
+def test_static_recipes_read_and_write_with_their_means(pools):
+    means = {"k_mean": normal(KV_HEADS, D), "v_mean": normal(KV_HEADS, D)}
+    recipe = "mxfp4,centre=static,v_mean=static,rotate=qk"
+    k, v = (mpfa.Pages.empty(8, PAGE, KV_HEADS, D, format="mxfp4") for _ in range(2))
+    view = mpfa.PageView(k, v, **table([37, 0, 0]), recipe=recipe, **means)
+    slots = [page * PAGE + t for page in (5, 2, 7) for t in range(PAGE)][:37]
+    view.write_slots(dense(pools[0], 0)[0], dense(pools[1], 0)[0], slots)
+    cache = mpfa.PagedCache(recipe, q_heads=HEADS, kv_heads=KV_HEADS, head_dim=D, page_size=PAGE, **means)
+    cache.append(dense(pools[0], 0), dense(pools[1], 0))
+    q = normal(3, 1, HEADS, D)
+    out, lse = view.attend(q, return_lse=True)
+    want, want_lse = cache.attend(q[:1], return_lse=True)
+    assert np.array_equal(out[:1], want) and np.array_equal(lse[:1], want_lse)
+
+
+def test_calibrated_scales_of_one_number_or_one_per_head(pools):
+    scale = np.array([0.5, 2.0], np.float32)
+    for format, given in (("nvfp4", 0.25), ("nvfp4", scale), ("fp8_e4m3_static", scale / 64)):
+        k, v = (mpfa.Pages.empty(8, PAGE, KV_HEADS, D, format=format, scale=given) for _ in range(2))
+        view = mpfa.PageView(k, v, page_table=np.array([[1, 3, 6]]), lengths=[37])
+        slots = [page * PAGE + t for page in (1, 3, 6) for t in range(PAGE)][:37]
+        view.write_slots(dense(pools[0], 0)[0], dense(pools[1], 0)[0], slots)
+        heads = np.broadcast_to(np.asarray(given, np.float32), 2).copy()
+        cache = mpfa.PagedCache(
+            f"q=f32,k={format},v={format},p=f32", q_heads=HEADS, kv_heads=KV_HEADS, head_dim=D, k_scale=heads, v_scale=heads
+        )
+        cache.append(dense(pools[0], 0), dense(pools[1], 0))
+        q = normal(1, 1, HEADS, D)
+        np.testing.assert_array_equal(view.attend(q), cache.attend(q))
+
+
+def test_fp8_rows_with_their_scale_inline(pools):
+    """[d codes | fp32 scale | padding] per token and head, as FlashInfer writes fp8 with token scales."""
+    slots = np.zeros((8, PAGE, KV_HEADS, D + 16), np.uint8)
+    k, v = (
+        mpfa.Pages(slots[..., :D], slots[..., D : D + 4], format="fp8_e4m3") if i == 0
+        else mpfa.Pages.empty(8, PAGE, KV_HEADS, D, format="fp8_e4m3")
+        for i in range(2)
+    )
+    view = mpfa.PageView(k, v, page_table=np.array([[4]]), lengths=[1])
+    view.write_slots(pools[0][0, :1], pools[1][0, :1], [4 * PAGE])
+    amax = np.abs(pools[0][0, 0]).max(axis=-1)
+    inline = slots[4, 0, :, D : D + 4].copy().view(np.float32)[:, 0]
+    np.testing.assert_allclose(inline, amax / 448, rtol=1e-6)
+    assert not slots[4, 0, :, D + 4 :].any() and not slots[4, 1].any()
+    codes = slots[4, 0, :, :D].copy().view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    np.testing.assert_allclose(codes * inline[:, None], pools[0][0, 0], atol=amax.max() / 14)
+    # float8 arrays of torch and NumPy count as their bytes.
+    for typed in (torch.from_numpy(slots[..., :D].copy()).view(torch.float8_e4m3fn), slots[..., :D].view(ml_dtypes.float8_e4m3fn)):
+        scales = np.ascontiguousarray(slots[..., D : D + 4]).view(np.float32)[..., 0]
+        again = mpfa.PageView(mpfa.Pages(typed, scales, format="fp8_e4m3"), v, page_table=np.array([[4]]), lengths=[1])
+        q = normal(1, 1, HEADS, D)
+        assert np.array_equal(again.attend(q), view.attend(q))
+
+
+@pytest.mark.parametrize("v_layout", ["linear", "page_swizzle4"])
+def test_packed_vllm_pages(pools, v_layout):
+    d = D
+    page_bytes = 2 * PAGE * KV_HEADS * (d // 2 + d // 16)
+    buffer = np.full((8, page_bytes + 24), 0xEE, np.uint8)
+    k, v = mpfa.joined_pages(
+        buffer, page_size=PAGE, kv_heads=KV_HEADS, head_dim=d, k_format="nvfp4", v_layout=v_layout, order="HND",
+        k_scale=0.5, v_scale=2.0,
+    )  # fmt: skip
+    ours = [mpfa.Pages.empty(8, PAGE, KV_HEADS, d, format="nvfp4", scale=s) for s in (0.5, 2.0)]
+    view = mpfa.PageView(*ours, **table())
+    for page in range(8):
+        view.write_slots(pools[0][page], pools[1][page], np.arange(page * PAGE, (page + 1) * PAGE))
+    for mine, theirs in zip(ours, (k, v)):
+        mpfa.copy_pages(mine, theirs)
+    assert (buffer[:, page_bytes:] == 0xEE).all()
+    kd = PAGE * KV_HEADS * d // 2
+    ks = PAGE * KV_HEADS * d // 16
+    assert np.array_equal(buffer[3, :kd].reshape(KV_HEADS, PAGE, -1), ours[0].data[3].transpose(1, 0, 2))
+    assert np.array_equal(buffer[3, kd : kd + ks].reshape(KV_HEADS, PAGE, -1), ours[0].scales[3].transpose(1, 0, 2))
+    v_scales = buffer[3, 2 * kd + ks : 2 * (kd + ks)].reshape(KV_HEADS, PAGE, -1)
+    want = ours[1].scales[3].transpose(1, 0, 2)
+    if v_layout == "page_swizzle4":  # [T/4, 4, 4, S/4] with the 4 tokens moved last, as vLLM describes it
+        want = want.reshape(KV_HEADS, PAGE // 4, 4, 4, d // 64).transpose(0, 1, 3, 4, 2).reshape(KV_HEADS, PAGE, -1)
+        with pytest.raises(mpfa.MpfaError, match="only linear pages are read in place"):
+            mpfa.PageView(k, v, **table())
+        with pytest.raises(mpfa.MpfaError, match="the tag is 'nvfp4 page_swizzle4"):
+            ours[1].check_tag(v.tag)
+    else:
+        q = normal(3, 1, HEADS, D)
+        assert np.array_equal(mpfa.PageView(k, v, **table()).attend(q), view.attend(q))
+        v.check_tag(ours[1].tag)
+    assert np.array_equal(v_scales, want)
+    back = mpfa.Pages.empty(8, PAGE, KV_HEADS, d, format="nvfp4")
+    mpfa.copy_pages(v, back)
+    assert np.array_equal(back.data, ours[1].data) and np.array_equal(back.scales, ours[1].scales)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "int8_g32", "int4_g32"])
+@pytest.mark.parametrize("layout", ["ggml", "tile_128x4", "page_swizzle4"])
+def test_layouts_of_others_and_back(pools, name, layout):
+    ours = mpfa.Pages.empty(8, PAGE, KV_HEADS, 256, format=name)
+    view = mpfa.PageView(ours, ours, page_table=TABLE, lengths=LENGTHS)
+    view.write_slots(*(normal(8 * PAGE, KV_HEADS, 256),) * 2, np.arange(8 * PAGE))
+    if layout != "ggml" and name.startswith("int"):
+        with pytest.raises(mpfa.MpfaError, match="one-byte scales"):
+            mpfa.Pages.empty(8, PAGE, KV_HEADS, 256, format=name, layout=layout)
+        return
+    theirs = mpfa.Pages.empty(8, PAGE, KV_HEADS, 256, format=name, layout=layout, order="HND")
+    back = mpfa.Pages.empty(8, PAGE, KV_HEADS, 256, format=name)
+    mpfa.copy_pages(ours, theirs)
+    mpfa.copy_pages(theirs, back, [3, 1], [0, 7])
+    assert np.array_equal(back.data[0], ours.data[3]) and np.array_equal(back.scales[7], ours.scales[1])
+    assert not back.data[1:7].any()
+
+
+def test_buffers_stay_alive(pools):
+    q = normal(3, 1, HEADS, D)
+    view = mpfa.PageView(pools[0].copy(), pools[1].copy(), page_table=TABLE.copy(), lengths=LENGTHS)
+    want = mpfa.PageView(*pools, **table()).attend(q)
+    gc.collect()
+    garbage = [np.full_like(pools[0], np.nan) for _ in range(4)]
+    assert np.array_equal(view.attend(q), want) and len(garbage) == 4
+
+
+def test_inputs_are_not_modified_and_read_only_arrays_are_read(pools):
+    k, v = pools
+    before = k.copy(), v.copy(), TABLE.copy()
+    for x in pools:
+        x.flags.writeable = False
+    view = mpfa.PageView(k, v, **table())
+    view.attend(normal(3, 1, HEADS, D))
+    assert all(np.array_equal(a, b) for a, b in zip(before, (k, v, TABLE)))
+    with pytest.raises(mpfa.MpfaError, match="read-only"):
+        view.write_slots(k[0], v[0], np.arange(PAGE))
+
+
+def test_what_does_not_fit_is_refused_with_a_reason(pools):
+    k, v = pools
+    q = normal(3, 1, HEADS, D)
+    packed = mpfa.Pages.empty(8, PAGE, KV_HEADS, D, format="nvfp4")
+    view = mpfa.PageView(k, v, **table())
+    cases = [
+        (lambda: mpfa.PageView(k, v), "page_table and lengths, or indptr"),
+        (lambda: mpfa.PageView(k, v, **table(), indptr=INDPTR), "not both"),
+        (lambda: mpfa.PageView(k, v, page_table=TABLE, lengths=[1, 2]), "lengths has 2 entries, page_table 3 rows"),
+        (lambda: mpfa.PageView(k, v, page_table=TABLE), "lengths is None"),
+        (lambda: mpfa.PageView(k, v, page_table=TABLE[0], lengths=[1]), "page_table is int32"),
+        (lambda: mpfa.PageView(k, v, indptr=[0, 2], indices=[1], last_page_len=[3]), "indices has 1 entries"),
+        (lambda: mpfa.PageView(k, v, indptr=[0, 1], indices=[8], last_page_len=[3]), r"indices\[0\] is 8"),
+        (lambda: mpfa.PageView(k, v, indptr=[0, 1], indices=[1], last_page_len=[0]), "must be in 1..16"),
+        (lambda: mpfa.PageView(k, v, indptr=[0, 1], indices=[1]), "last_page_len is None"),
+        (lambda: mpfa.PageView(k, v, indptr=[0, 2**31], indices=[1], last_page_len=[1]), "no int32"),
+        (lambda: mpfa.PageView(k, v[:, :8], **table()), "must be equal"),
+        (lambda: mpfa.PageView(k[0], v, **table()), "data has shape"),
+        (lambda: mpfa.PageView(k, packed, **table(), recipe="mxfp4"), "static or none"),
+        (lambda: mpfa.PageView(k, v, **table(), k_mean=normal(KV_HEADS, D)), "does not use it"),
+        (lambda: mpfa.PageView(k, packed, **table(), recipe="mxfp4,centre=none").attend(q), "the cache holds k as f32"),
+        (lambda: mpfa.PageView(k, packed, **table(), recipe="mxfp4,centre=none,sink=4"), "use a PagedCache"),
+        (lambda: view.attend(q[:2]), "q has 2 sequences, the page table 3"),
+        (lambda: view.attend(q[:, :, :3]), "not a multiple"),
+        (lambda: view.attend(q[..., :32]), r"64\] is needed"),
+        (lambda: mpfa.PageView(k, v, **table([49, 0, 0])).attend(q), "4 entries; the page table has 3"),
+        (lambda: mpfa.PageView(k, v, **table([-1, 0, 0])).attend(q), r"lengths\[0\] is -1"),
+        (lambda: mpfa.PageView(k, v, **table([37, 1, 0])).attend(q), r"page_table\[1, 0\] is"),
+        (lambda: mpfa.attend(q, view, v), "v has no meaning beside a PageView"),
+        (lambda: mpfa.attend(q, view, recipe="fp8"), "recipe has no meaning"),
+        (lambda: mpfa.flash_attn_with_kvcache(q, view, k=q, v=q), "use PageView.write_slots"),
+        (lambda: mpfa.flash_attn_with_kvcache(q, view, cache_seqlens=[1, 2, 3]), "the PageView holds"),
+        (lambda: mpfa.flash_attn_with_kvcache(q, view, block_table=TABLE), "no meaning for a PageView"),
+        (lambda: view.write_slots(k[0], v[0], np.arange(PAGE) + 8 * PAGE - 3), "have slots 0..127"),
+        (lambda: view.write_slots(k[0], v[0], np.zeros(PAGE, np.int32)), "slot 0 is given twice"),
+        (lambda: view.write_slots(k[0], v[0], np.arange(3)), "k has shape"),
+        (lambda: view.write_slots(k[0], v[0], None), "slot_mapping is None"),
+        (lambda: mpfa.Pages(packed.data, packed.scales), "name its storage format"),
+        (lambda: mpfa.Pages(packed.data, format="nvfp4"), "scales is None"),
+        (lambda: mpfa.Pages(packed.data, packed.scales[:, :, :1], format="nvfp4"), "scales has shape"),
+        (lambda: mpfa.Pages(k, packed.scales, format="f32"), "leave them out"),
+        (lambda: mpfa.Pages(k.transpose(0, 1, 3, 2)), "stride"),
+        (lambda: mpfa.Pages(packed.data, packed.scales, format="nvfp4", head_dim=48), "rows of 32 bytes"),
+        (lambda: mpfa.Pages(packed.data, packed.scales, format="nvfp4", order="DHN"), "page order 'DHN'"),
+        (lambda: mpfa.Pages(packed.data, packed.scales, format="nvfp4", layout="vllm"), "page_swizzle4"),
+        (lambda: mpfa.Pages(packed.data, packed.scales, format="nvfp4@keys"), "transposed"),
+        (lambda: mpfa.Pages(packed.data, format="fp8_e4m3_static"), "stores no scale"),
+        (lambda: mpfa.copy_pages(packed, mpfa.Pages.empty(8, PAGE, KV_HEADS, D, format="mxfp4")), "the source is 'nvfp4"),
+        (lambda: mpfa.copy_pages(packed, k), "mpfa.Pages are needed"),
+        (lambda: mpfa.copy_pages(packed, packed, [0, 8], [1, 2]), r"from_ids\[1\] is 8"),
+        (lambda: mpfa.Pages(k, format=3), "str"),
+        (lambda: mpfa.Pages.empty(8, 6, 1, 64, format="nvfp4", layout="page_swizzle4"), "multiples of 4"),
+    ]  # fmt: skip
+    for call, reason in cases:
+        with pytest.raises(mpfa.MpfaError, match=reason):
+            call()
+    shared = np.broadcast_to(k[:, :, :1], k.shape)
+    assert mpfa.PageView(shared, v, **table()).attend(q).shape == q.shape
+    with pytest.raises(mpfa.MpfaError, match="overlap|read-only|cannot be written"):
+        mpfa.PageView(shared, v, **table()).write_slots(k[0], v[0], np.arange(PAGE))
+    loose = torch.from_numpy(k)[:, :, :1].expand(8, PAGE, KV_HEADS, D)
+    with pytest.raises(mpfa.MpfaError, match="rows of data overlap"):
+        mpfa.PageView(loose, v, **table()).write_slots(k[0], v[0], np.arange(PAGE))
