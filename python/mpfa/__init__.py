@@ -45,7 +45,8 @@ from mpfa.formats import (
     recipes,
 )
 
-from mpfa.pages import PageView, Pages, copy_pages, joined_pages
+from mpfa.page_view import PageView
+from mpfa.pages import Pages, copy_pages, joined_pages
 
 MpfaError = _core.MpfaError
 MpfaError.__module__ = "mpfa"

@@ -8,7 +8,7 @@ from mpfa import _core
 from mpfa.arguments import core_options, flag, integer, number, scale, text, window_sides
 from mpfa.arrays import kind_of, plain, require_float, shape_of
 from mpfa.cache import attend_core, lse_shape
-from mpfa.pages import PageView
+from mpfa.page_view import PageView
 
 
 def attend(
@@ -59,7 +59,7 @@ def attend(
         given = {"v": v, "recipe": recipe, "cu_seqlens_k": cu_seqlens_k, **calibrated}
         for name, value in given.items():
             if value is not None:
-                raise _core.MpfaError(f"attend: {name} has no meaning beside a PageView, which has its own; leave it out")
+                raise _core.MpfaError(f"attend: {name} has no meaning beside a PageView; leave it out")
         return attend_core(k._core, q, k._head_dim_v, options, return_lse)
     plain_values = [None if x is None else plain(x, name) for name, x in calibrated.items()]
     recipe = "mxfp4" if recipe is None else text(recipe, "recipe")

@@ -7,7 +7,7 @@ from mpfa.arguments import flag, integer
 from mpfa.arrays import kind_of, plain, require_float, shape_of
 from mpfa.cache import PagedCache, attend_core, lse_shape
 from mpfa.flash_arguments import call_options, output, resolve
-from mpfa.pages import PageView
+from mpfa.page_view import PageView
 
 
 def flash_attn_with_kvcache(

@@ -65,13 +65,15 @@ def test_wide_pages_are_read_where_they_lie(pools, dtype):
         )
         assert np.array_equal(fa, out) and np.array_equal(fa_lse, lse)
         for b in (0, 2):
-            want = mpfa.attend(q[b : b + 1], *(dense(x.astype(np.float32), b) for x in (k, v)), recipe=EXACT, causal=True)
+            rows = [dense(x.astype(np.float32), b) for x in (k, v)]
+            want = mpfa.attend(q[b : b + 1], *rows, recipe=EXACT, causal=True)
             np.testing.assert_allclose(out[b : b + 1], want, atol=3e-6)
         assert not out[1].any() and np.all(lse[1] == -np.inf)
     if dtype is np.float32:
         pools_torch = [torch.from_numpy(x) for x in (k, v)]
         clean = torch.from_numpy(np.where((TABLE < 0) | (TABLE > 7), 0, TABLE))
-        for order, caches in (("NHD", pools_torch), ("HND", [torch.from_numpy(hnd(x)).transpose(1, 2) for x in (k, v)])):
+        transposed = [torch.from_numpy(hnd(x)).transpose(1, 2) for x in (k, v)]
+        for order, caches in (("NHD", pools_torch), ("HND", transposed)):
             got = mpfa.flash_attn_with_kvcache(
                 torch.from_numpy(q), *caches, cache_seqlens=LENGTHS, page_table=clean, causal=True
             )
@@ -132,91 +134,12 @@ def test_calibrated_scales_of_one_number_or_one_per_head(pools):
         view.write_slots(dense(pools[0], 0)[0], dense(pools[1], 0)[0], slots)
         heads = np.broadcast_to(np.asarray(given, np.float32), 2).copy()
         cache = mpfa.PagedCache(
-            f"q=f32,k={format},v={format},p=f32", q_heads=HEADS, kv_heads=KV_HEADS, head_dim=D, k_scale=heads, v_scale=heads
+            f"q=f32,k={format},v={format},p=f32",
+            **{"q_heads": HEADS, "kv_heads": KV_HEADS, "head_dim": D, "k_scale": heads, "v_scale": heads},
         )
         cache.append(dense(pools[0], 0), dense(pools[1], 0))
         q = normal(1, 1, HEADS, D)
         np.testing.assert_array_equal(view.attend(q), cache.attend(q))
-
-
-def test_fp8_rows_with_their_scale_inline(pools):
-    """[d codes | fp32 scale | padding] per token and head, as FlashInfer writes fp8 with token scales."""
-    slots = np.zeros((8, PAGE, KV_HEADS, D + 16), np.uint8)
-    k, v = (
-        mpfa.Pages(slots[..., :D], slots[..., D : D + 4], format="fp8_e4m3") if i == 0
-        else mpfa.Pages.empty(8, PAGE, KV_HEADS, D, format="fp8_e4m3")
-        for i in range(2)
-    )
-    view = mpfa.PageView(k, v, page_table=np.array([[4]]), lengths=[1])
-    view.write_slots(pools[0][0, :1], pools[1][0, :1], [4 * PAGE])
-    amax = np.abs(pools[0][0, 0]).max(axis=-1)
-    inline = slots[4, 0, :, D : D + 4].copy().view(np.float32)[:, 0]
-    np.testing.assert_allclose(inline, amax / 448, rtol=1e-6)
-    assert not slots[4, 0, :, D + 4 :].any() and not slots[4, 1].any()
-    codes = slots[4, 0, :, :D].copy().view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    np.testing.assert_allclose(codes * inline[:, None], pools[0][0, 0], atol=amax.max() / 14)
-    # float8 arrays of torch and NumPy count as their bytes.
-    for typed in (torch.from_numpy(slots[..., :D].copy()).view(torch.float8_e4m3fn), slots[..., :D].view(ml_dtypes.float8_e4m3fn)):
-        scales = np.ascontiguousarray(slots[..., D : D + 4]).view(np.float32)[..., 0]
-        again = mpfa.PageView(mpfa.Pages(typed, scales, format="fp8_e4m3"), v, page_table=np.array([[4]]), lengths=[1])
-        q = normal(1, 1, HEADS, D)
-        assert np.array_equal(again.attend(q), view.attend(q))
-
-
-@pytest.mark.parametrize("v_layout", ["linear", "page_swizzle4"])
-def test_packed_vllm_pages(pools, v_layout):
-    d = D
-    page_bytes = 2 * PAGE * KV_HEADS * (d // 2 + d // 16)
-    buffer = np.full((8, page_bytes + 24), 0xEE, np.uint8)
-    k, v = mpfa.joined_pages(
-        buffer, page_size=PAGE, kv_heads=KV_HEADS, head_dim=d, k_format="nvfp4", v_layout=v_layout, order="HND",
-        k_scale=0.5, v_scale=2.0,
-    )  # fmt: skip
-    ours = [mpfa.Pages.empty(8, PAGE, KV_HEADS, d, format="nvfp4", scale=s) for s in (0.5, 2.0)]
-    view = mpfa.PageView(*ours, **table())
-    for page in range(8):
-        view.write_slots(pools[0][page], pools[1][page], np.arange(page * PAGE, (page + 1) * PAGE))
-    for mine, theirs in zip(ours, (k, v)):
-        mpfa.copy_pages(mine, theirs)
-    assert (buffer[:, page_bytes:] == 0xEE).all()
-    kd = PAGE * KV_HEADS * d // 2
-    ks = PAGE * KV_HEADS * d // 16
-    assert np.array_equal(buffer[3, :kd].reshape(KV_HEADS, PAGE, -1), ours[0].data[3].transpose(1, 0, 2))
-    assert np.array_equal(buffer[3, kd : kd + ks].reshape(KV_HEADS, PAGE, -1), ours[0].scales[3].transpose(1, 0, 2))
-    v_scales = buffer[3, 2 * kd + ks : 2 * (kd + ks)].reshape(KV_HEADS, PAGE, -1)
-    want = ours[1].scales[3].transpose(1, 0, 2)
-    if v_layout == "page_swizzle4":  # [T/4, 4, 4, S/4] with the 4 tokens moved last, as vLLM describes it
-        want = want.reshape(KV_HEADS, PAGE // 4, 4, 4, d // 64).transpose(0, 1, 3, 4, 2).reshape(KV_HEADS, PAGE, -1)
-        with pytest.raises(mpfa.MpfaError, match="only linear pages are read in place"):
-            mpfa.PageView(k, v, **table())
-        with pytest.raises(mpfa.MpfaError, match="the tag is 'nvfp4 page_swizzle4"):
-            ours[1].check_tag(v.tag)
-    else:
-        q = normal(3, 1, HEADS, D)
-        assert np.array_equal(mpfa.PageView(k, v, **table()).attend(q), view.attend(q))
-        v.check_tag(ours[1].tag)
-    assert np.array_equal(v_scales, want)
-    back = mpfa.Pages.empty(8, PAGE, KV_HEADS, d, format="nvfp4")
-    mpfa.copy_pages(v, back)
-    assert np.array_equal(back.data, ours[1].data) and np.array_equal(back.scales, ours[1].scales)
-
-
-@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "int8_g32", "int4_g32"])
-@pytest.mark.parametrize("layout", ["ggml", "tile_128x4", "page_swizzle4"])
-def test_layouts_of_others_and_back(pools, name, layout):
-    ours = mpfa.Pages.empty(8, PAGE, KV_HEADS, 256, format=name)
-    view = mpfa.PageView(ours, ours, page_table=TABLE, lengths=LENGTHS)
-    view.write_slots(*(normal(8 * PAGE, KV_HEADS, 256),) * 2, np.arange(8 * PAGE))
-    if layout != "ggml" and name.startswith("int"):
-        with pytest.raises(mpfa.MpfaError, match="one-byte scales"):
-            mpfa.Pages.empty(8, PAGE, KV_HEADS, 256, format=name, layout=layout)
-        return
-    theirs = mpfa.Pages.empty(8, PAGE, KV_HEADS, 256, format=name, layout=layout, order="HND")
-    back = mpfa.Pages.empty(8, PAGE, KV_HEADS, 256, format=name)
-    mpfa.copy_pages(ours, theirs)
-    mpfa.copy_pages(theirs, back, [3, 1], [0, 7])
-    assert np.array_equal(back.data[0], ours.data[3]) and np.array_equal(back.scales[7], ours.scales[1])
-    assert not back.data[1:7].any()
 
 
 def test_buffers_stay_alive(pools):
@@ -244,6 +167,7 @@ def test_what_does_not_fit_is_refused_with_a_reason(pools):
     k, v = pools
     q = normal(3, 1, HEADS, D)
     packed = mpfa.Pages.empty(8, PAGE, KV_HEADS, D, format="nvfp4")
+    other = mpfa.Pages.empty(8, PAGE, KV_HEADS, D, format="mxfp4")
     view = mpfa.PageView(k, v, **table())
     cases = [
         (lambda: mpfa.PageView(k, v), "page_table and lengths, or indptr"),
@@ -287,7 +211,7 @@ def test_what_does_not_fit_is_refused_with_a_reason(pools):
         (lambda: mpfa.Pages(packed.data, packed.scales, format="nvfp4", layout="vllm"), "page_swizzle4"),
         (lambda: mpfa.Pages(packed.data, packed.scales, format="nvfp4@keys"), "transposed"),
         (lambda: mpfa.Pages(packed.data, format="fp8_e4m3_static"), "stores no scale"),
-        (lambda: mpfa.copy_pages(packed, mpfa.Pages.empty(8, PAGE, KV_HEADS, D, format="mxfp4")), "the source is 'nvfp4"),
+        (lambda: mpfa.copy_pages(packed, other), "the source is 'nvfp4"),
         (lambda: mpfa.copy_pages(packed, k), "mpfa.Pages are needed"),
         (lambda: mpfa.copy_pages(packed, packed, [0, 8], [1, 2]), r"from_ids\[1\] is 8"),
         (lambda: mpfa.Pages(k, format=3), "str"),
