@@ -226,6 +226,61 @@ typedef struct mpfa_cache_view {
 /* Valid until the next call that changes the cache, or the next mpfa_cache_get_view. */
 MPFA_API mpfa_status mpfa_cache_get_view(mpfa_cache* cache, mpfa_cache_view* view, mpfa_error* error);
 
+/* ---- pages that the caller owns ---- */
+/* Row r of head h of page p of the codes begins at data + data_offset + p * data_page_stride + h * data_head_stride +
+ * r * data_row_stride, bytes; of the scales likewise. docs/layouts.md says which program keeps its cache in which
+ * layout. */
+typedef struct mpfa_pages {
+  size_t struct_size;
+  const char* format; /* format name */
+  const char* layout; /* "page_swizzle4", "tile_128x4", "ggml"; NULL: "linear" */
+  int64_t num_pages, page_size, kv_heads, head_dim;
+  void* data; /* the whole buffer of codes; written by mpfa_pages_write and as a target of copies only */
+  size_t data_bytes;
+  int64_t data_offset, data_page_stride, data_head_stride, data_row_stride;
+  void* scales; /* may be the same buffer; NULL for formats and layouts without scales of their own */
+  size_t scales_bytes;
+  int64_t scale_offset, scale_page_stride, scale_head_stride, scale_row_stride;
+  const float* global; /* [kv_heads] or NULL = 1 */
+} mpfa_pages;
+MPFA_API void mpfa_pages_init(mpfa_pages* pages, size_t struct_size);
+/* From format, layout, sizes: offsets 0 and strides without padding in order "nhd" [page, token, head, row] or "hnd"
+ * [page, head, token, row], and data_bytes and scales_bytes as large as the buffers must be. */
+MPFA_API mpfa_status mpfa_pages_dense(mpfa_pages* pages, const char* order, mpfa_error* error);
+/* The same for pages of one buffer, each [K data | K scales | V data | V scales]: fills pointers, offsets and strides
+ * of k and v. page_stride: bytes between pages, 0 for none but the content. */
+MPFA_API mpfa_status mpfa_pages_joined(mpfa_pages* k, mpfa_pages* v, const char* order, void* buffer, size_t bytes,
+                                       int64_t page_stride, mpfa_error* error);
+/* Checks that every row lies inside its buffer and gives the operand of a mpfa_cache_view (layout "linear" only). */
+MPFA_API mpfa_status mpfa_pages_operand(const mpfa_pages* pages, mpfa_operand_pages* operand, mpfa_error* error);
+/* Text that says what the pages are, to travel beside their bytes: cut to tag_bytes. Checking refuses another one. */
+MPFA_API mpfa_status mpfa_pages_tag(const mpfa_pages* pages, char* tag, size_t tag_bytes, mpfa_error* error);
+MPFA_API mpfa_status mpfa_pages_check_tag(const mpfa_pages* pages, const char* tag, mpfa_error* error);
+/* Page from_ids[i] to page to_ids[i] (distinct), changing the layout where the two differ, bit for bit. tokens: of the
+ * source pages together when they are a sequence in order, so that slots past them are not read and become zero;
+ * MPFA_ALL_TOKENS: every slot counts. Fails with nothing written. */
+MPFA_API mpfa_status mpfa_pages_copy(const mpfa_pages* from, const mpfa_pages* to, const int32_t* from_ids,
+                                     const int32_t* to_ids, int64_t count, int64_t tokens, mpfa_error* error);
+/* Quantises token i of k [1, count, kv_heads, head_dim] and v into slot slot_mapping[i] = page * page_size + slot; -1
+ * skips it. slot_mapping [count] of MPFA_I32 or MPFA_I64. The bytes are those of mpfa_cache_write_slots on a cache of
+ * this config, whose sizes and global scales are those of the pages. Counters are added to what is there; may be NULL.
+ */
+MPFA_API mpfa_status mpfa_pages_write(const mpfa_cache_config* config, const mpfa_pages* k_pages,
+                                      const mpfa_pages* v_pages, const mpfa_tensor* k, const mpfa_tensor* v,
+                                      const void* slot_mapping, mpfa_dtype slot_dtype, int64_t count,
+                                      mpfa_counters* counters, mpfa_error* error);
+/* A page table in compressed rows (indptr [batch + 1], indices [indices_count], last_page_len [batch]) as page_table
+ * [batch, columns] (-1 past a sequence) and lengths [batch]. MPFA_OUT_OF_RANGE when a sequence has more pages. */
+MPFA_API mpfa_status mpfa_page_table_from_csr(const int32_t* indptr, int64_t batch, const int32_t* indices,
+                                              int64_t indices_count, const int32_t* last_page_len, int64_t num_pages,
+                                              int64_t page_size, int32_t* page_table, int64_t columns, int64_t* lengths,
+                                              mpfa_error* error);
+/* The empty `sequence` of a cache gets `tokens` tokens that lie in pages ids [count], in token order, copied bit for
+ * bit from any layout. For recipes without 16-bit tokens, means of a first append and rank-one terms. */
+MPFA_API mpfa_status mpfa_cache_import_pages(mpfa_cache* cache, int64_t sequence, const mpfa_pages* k,
+                                             const mpfa_pages* v, const int32_t* ids, int64_t count, int64_t tokens,
+                                             mpfa_error* error);
+
 /* ---- attention ---- */
 typedef struct mpfa_problem {
   size_t struct_size;

@@ -9,7 +9,9 @@
 #include "capi/handles.hpp"
 
 using mpfa::Status;
+using mpfa::capi::check_list;
 using mpfa::capi::check_struct;
+using mpfa::capi::from_pages;
 using mpfa::capi::guarded;
 using mpfa::capi::not_null;
 using mpfa::capi::to_view;
@@ -20,15 +22,27 @@ void copy_if(const float* from, std::int64_t n, std::vector<float>& to) {
   if (from != nullptr && n > 0) to.assign(from, from + n);
 }
 
-mpfa::Result<mpfa::CacheConfig> to_config(const mpfa_cache_config* c) {
-  constexpr const char* kCall = "mpfa_cache_create";
-  if (Status s = check_struct(kCall, "config", c); !s.ok()) return s;
-  if (Status s = not_null(kCall, "config->recipe", c->recipe); !s.ok()) return s;
+mpfa_sequence_view from_sequence(const mpfa::SequenceView& s) {
+  return {s.k_mean, s.q_mean, s.v_mean,     s.v_alpha, s.v_beta, s.sink,
+          s.sink_k, s.sink_v, s.wide_begin, s.wide_k,  s.wide_v, s.packed_end};
+}
+
+}  // namespace
+
+mpfa_operand_pages mpfa::capi::from_pages(const mpfa::OperandPages& p) {
+  return {p.data,   p.data_page_stride,  p.data_head_stride,  p.data_row_stride,
+          p.scales, p.scale_page_stride, p.scale_head_stride, p.scale_row_stride,
+          p.global};
+}
+
+mpfa::Result<mpfa::CacheConfig> mpfa::capi::to_config(const char* call, const mpfa_cache_config* c) {
+  if (Status s = check_struct(call, "config", c); !s.ok()) return s;
+  if (Status s = not_null(call, "config->recipe", c->recipe); !s.ok()) return s;
   constexpr std::int64_t kLargest = std::int64_t{1} << 20;  // keeps the products below far from overflow
   for (const std::int64_t n : {c->q_heads, c->kv_heads, c->head_dim, c->head_dim_v}) {
     if (n < 1 || n > kLargest) {
       return mpfa::capi::invalid(fmt::format("{}: q_heads {}, kv_heads {}, head_dim {}, head_dim_v {} must be 1 to {}",
-                                             kCall, c->q_heads, c->kv_heads, c->head_dim, c->head_dim_v, kLargest));
+                                             call, c->q_heads, c->kv_heads, c->head_dim, c->head_dim_v, kLargest));
     }
   }
   mpfa::CacheConfig config;
@@ -47,22 +61,13 @@ mpfa::Result<mpfa::CacheConfig> to_config(const mpfa_cache_config* c) {
   copy_if(c->v_global, c->kv_heads, config.v_global);
   config.shared_kv = c->shared_kv != 0;
   config.threads = c->threads;
-  auto executor = mpfa::capi::to_executor(kCall, c->executor);
+  auto executor = mpfa::capi::to_executor(call, c->executor);
   if (!executor.ok()) return executor.status();
   config.executor = executor.value();
   return config;
 }
 
-mpfa_operand_pages from_pages(const mpfa::OperandPages& p) {
-  return {p.data,   p.data_page_stride,  p.data_head_stride,  p.data_row_stride,
-          p.scales, p.scale_page_stride, p.scale_head_stride, p.scale_row_stride,
-          p.global};
-}
-
-mpfa_sequence_view from_sequence(const mpfa::SequenceView& s) {
-  return {s.k_mean, s.q_mean, s.v_mean,     s.v_alpha, s.v_beta, s.sink,
-          s.sink_k, s.sink_v, s.wide_begin, s.wide_k,  s.wide_v, s.packed_end};
-}
+namespace {
 
 /// Tokens of a call: k, and v where there is one (NULL with shared_kv).
 mpfa::Result<std::pair<mpfa::TensorView, std::optional<mpfa::TensorView>>> to_views(const char* call,
@@ -75,12 +80,6 @@ mpfa::Result<std::pair<mpfa::TensorView, std::optional<mpfa::TensorView>>> to_vi
   const auto v_view = to_view(call, "v", *v);
   if (!v_view.ok()) return v_view.status();
   return std::pair(k_view.value(), std::optional(v_view.value()));
-}
-
-/// ok when `data` and `count` describe an array; one of no elements may be null.
-Status check_list(const char* call, const char* name, const void* data, int64_t count) {
-  if (count < 0) return mpfa::capi::invalid(fmt::format("{}: count is {}; 0 or more is needed", call, count));
-  return count == 0 ? Status() : not_null(call, name, data);
 }
 
 }  // namespace
@@ -98,7 +97,7 @@ mpfa_status mpfa_cache_create(const mpfa_cache_config* config, mpfa_cache** cach
   return guarded(error, [&]() -> Status {
     MPFA_RETURN_IF_ERROR(not_null("mpfa_cache_create", "cache", cache));
     *cache = nullptr;
-    auto converted = to_config(config);
+    auto converted = mpfa::capi::to_config("mpfa_cache_create", config);
     if (!converted.ok()) return converted.status();
     auto made = mpfa::PagedCache::create(std::move(converted).value());
     if (!made.ok()) return made.status();

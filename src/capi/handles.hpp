@@ -61,6 +61,12 @@ mpfa_status guarded(mpfa_error* error, Body body) {
   return invalid(fmt::format("{}: {} is NULL; a valid pointer is needed", call, name));
 }
 
+/// ok when `data` and `count` describe an array; one of no elements may be null.
+[[nodiscard]] inline Status check_list(const char* call, const char* name, const void* data, std::int64_t count) {
+  if (count < 0) return invalid(fmt::format("{}: count is {}; 0 or more is needed", call, count));
+  return count == 0 ? Status() : not_null(call, name, data);
+}
+
 /// ok when `s` is a struct of this header or of a newer one whose unknown tail is zero.
 template <class T>
 [[nodiscard]] Status check_struct(const char* call, const char* name, const T* s) {
@@ -94,6 +100,8 @@ void init_struct(T* s, std::size_t struct_size, T defaults) {
   std::memcpy(static_cast<void*>(s), &defaults, struct_size < sizeof(T) ? struct_size : sizeof(T));
 }
 
+[[nodiscard]] mpfa_operand_pages from_pages(const OperandPages& p);
+[[nodiscard]] Result<CacheConfig> to_config(const char* call, const mpfa_cache_config* c);
 [[nodiscard]] Result<Device> to_device(const char* call, mpfa_device device);
 /// NULL is the library's pool.
 [[nodiscard]] Result<Executor> to_executor(const char* call, const mpfa_executor* e);

@@ -256,6 +256,7 @@ int main(void) {
   test_merge();
   test_editing();
   test_latent();
+  test_pages();
   test_refusals();
   printf("%s\n", failures == 0 ? "all C ABI checks passed" : "C ABI checks failed");
   return failures == 0 ? 0 : 1;
