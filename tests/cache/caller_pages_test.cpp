@@ -15,11 +15,11 @@ struct Pool {
     const PageGeometry g = pages_geometry(kind).value();
     const std::int64_t row = g.data_row_bytes + g.scale_row_bytes + padding;
     const PageStrides s = dense_strides(PageOrder::nhd, g.data_rows, c.kv_heads, row);
-    bytes.assign(static_cast<std::size_t>(c.num_pages * s.page), std::byte{0xFF});
-    // Codes and scales of a token side by side.
+    // Codes and scales of a token side by side; a row before the first page that nobody may touch.
+    bytes.assign(static_cast<std::size_t>(s.row + c.num_pages * s.page), std::byte{0xFF});
     const auto size = static_cast<std::int64_t>(bytes.size());
-    pages = make_pages(kind, MutablePagePart{bytes.data(), size, 0, s},
-                       MutablePagePart{bytes.data(), size, g.data_row_bytes, s})
+    pages = make_pages(kind, MutablePagePart{bytes.data(), size, s.row, s},
+                       MutablePagePart{bytes.data(), size, s.row + g.data_row_bytes, s})
                 .value();
   }
   std::vector<std::byte> bytes;

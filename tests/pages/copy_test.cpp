@@ -82,6 +82,11 @@ TEST(CopyPages, SwizzledScalesLieWhereTheDocumentSays) {
       }
     }
   }
+  // With a number of tokens the slots past them are zero, whatever lies there.
+  ASSERT_TRUE(copy_pages(ours.pages.view(), tiles.pages, one, one, 5).ok());
+  EXPECT_EQ(tiles.pages.page(1, 1).scales[4 * 16], ours.pages.page(1, 1).scales[4 * kHeads * blocks]);
+  EXPECT_EQ(tiles.pages.page(1, 1).scales[5 * 16], std::byte{0});
+  EXPECT_EQ(tiles.pages.page(1, 1).data[5 * tiles.pages.bytes.data_row_stride + 1], std::byte{0});
   // Nothing else was touched.
   EXPECT_EQ(v.pages.page(0, 0).scales[0], std::byte{0xEE});
   EXPECT_EQ(v.pages.page(2, 1).data[0], std::byte{0xEE});
@@ -148,6 +153,18 @@ TEST(CopyPages, GgmlIntegersReadAsGgmlReadsThem) {
                   static_cast<float>(code) * (block[1] == std::byte{0xB8} ? -0.5F : 0.25F));
       }
     }
+    // Kernels read the codes -8 and -128, which our quantisers never write, and negative scales as the reference does.
+    const std::string name = four ? "int4_g32" : "int8_g32";
+    Case a(gaussian({1, 2, 4, kD}, 1), gaussian({1, 40, kHeads, kD}, 2), gaussian({1, 40, kHeads, kD}, 3),
+           {"q=f32,k=" + name + ",v=" + name + ",p=f32", kPageSize, {}});
+    a.problem.softmax_scale = 1e-4F;  // weights that stay near each other
+    a.tensors.cache.num_pages = kPages;
+    a.tensors.cache.k = a.tensors.cache.v = ours.pages.bytes;
+    a.tensors.cache.page_table = kShuffled.data();
+    a.run(reference_fn(reference::Precision::f64));
+    const std::vector<double> want = a.out;
+    a.run(attend_cpu);
+    EXPECT_LT(relative_l2(a.out, want), 1e-5) << name;
     Buffers again(blocks.pages.kind);
     ASSERT_TRUE(copy_pages(ours.pages.view(), again.pages, kInOrder, kInOrder).ok());
     EXPECT_EQ(again.data, blocks.data);
@@ -173,6 +190,15 @@ TEST(CopyPages, RefusesWithNothingWritten) {
               HasSubstr("32 tokens do not fill 3 pages"));
   EXPECT_THAT(refused({0, 1}, {2}), HasSubstr("2 source ids and 1 target ids"));
   EXPECT_TRUE(copy_pages(nv.pages.view(), blocks.pages, {}, {}).ok());
+}
+
+TEST(PagesKinds, OfAnotherRuleHaveTheSameBytes) {
+  Buffers ours(kind_of("nvfp4_4over6", PagesLayout::linear)), theirs(kind_of("nvfp4", PagesLayout::ggml));
+  fill(ours);
+  EXPECT_TRUE(copy_pages(ours.pages.view(), theirs.pages, kInOrder, kShuffled).ok());
+  EXPECT_TRUE(same_bytes(parse_format("mxfp4").value(), parse_format("mxfp4_ceil").value()));
+  EXPECT_FALSE(same_bytes(parse_format("mxfp4").value(), parse_format("nvfp4").value()));
+  EXPECT_FALSE(same_bytes(parse_format("mxfp4").value(), parse_format("mxfp4@keys").value()));
 }
 
 TEST(PagesKinds, SayWhyALayoutDoesNotFit) {
