@@ -6,8 +6,10 @@ HWY_INLINE V Exp2(D d, V x) {
   const hn::RebindToSigned<D> di;
   const auto low = hn::Set(d, -126.0F);
   const auto clamped = hn::Max(x, low);
-  const auto whole = hn::Round(clamped);
-  const auto f = hn::Sub(clamped, whole);
+  // The sum with 1.5 * 2^23 has no fraction bits left; its lowest bits are the nearest integer.
+  const auto magic = hn::Set(d, 0x1.8p23F);
+  const auto shifted = hn::Add(clamped, magic);
+  const auto f = hn::Sub(clamped, hn::Sub(shifted, magic));
   auto p = hn::Set(d, 1.5353362e-4F);
   p = hn::MulAdd(p, f, hn::Set(d, 1.3398874e-3F));
   p = hn::MulAdd(p, f, hn::Set(d, 9.6184370e-3F));
@@ -15,7 +17,7 @@ HWY_INLINE V Exp2(D d, V x) {
   p = hn::MulAdd(p, f, hn::Set(d, 2.4022648e-1F));
   p = hn::MulAdd(p, f, hn::Set(d, 6.9314720e-1F));
   p = hn::MulAdd(p, f, hn::Set(d, 1.0F));
-  const auto scale = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, whole), hn::Set(di, 127))));
+  const auto scale = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(hn::BitCast(di, shifted), hn::Set(di, 127))));
   // A NaN score stays a NaN: it must not look like a masked key.
   return hn::IfThenElse(hn::IsNaN(x), x, hn::IfThenElseZero(hn::Ge(x, low), hn::Mul(p, scale)));
 }

@@ -105,7 +105,7 @@ void columns(const ScaleRows& x, float* factors) {
   }
 }
 
-bool Columns(ScaleType type, const ScaleRows& x, float* factors) {
+bool FactorColumns(ScaleType type, const ScaleRows& x, float* factors) {
   if (x.blocks * 4 > kMostRowBytes) return false;
   switch (type) {
     case ScaleType::e8m0: columns<E8m0Factor>(x, factors); return true;
@@ -117,7 +117,7 @@ bool Columns(ScaleType type, const ScaleRows& x, float* factors) {
   }
 }
 #else
-bool Columns(ScaleType, const ScaleRows&, float*) {
+bool FactorColumns(ScaleType, const ScaleRows&, float*) {
   return false;
 }
 #endif
@@ -129,7 +129,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace mpfa::cpu {
 
-HWY_EXPORT(Columns);
+HWY_EXPORT(FactorColumns);
 
 void read_factor_columns(const BlockFormat& f, std::int64_t head_dim, std::int64_t slot, std::int64_t count,
                          const ConstPageBytes& page, float global, float* factors, float* minima, float* spare) {
@@ -139,7 +139,7 @@ void read_factor_columns(const BlockFormat& f, std::int64_t head_dim, std::int64
   if (has_minimum) rows.blocks *= 2;  // the minimum of a block follows its scale
   if (f.scale == ScaleType::e4m3) rows.multiplier = global;
   if (f.element == Element::lloyd4) rows.divisor = std::sqrt(static_cast<float>(head_dim));
-  if (f.block_keys == 1 && HWY_DYNAMIC_DISPATCH(Columns)(f.scale, rows, factors)) {
+  if (f.block_keys == 1 && HWY_DYNAMIC_DISPATCH(FactorColumns)(f.scale, rows, factors)) {
     if (has_minimum) std::copy_n(factors + kKeyTile, count, minima);
     return;
   }

@@ -45,7 +45,7 @@ void choose_words(const Task& task, Scratch& s) {
   const WordFormat v = word_format(cache.v_format, cache.head_dim_v);
   s.words_k = s.words_v = false;
   if (task.count <= kFewRows) {
-    s.words_k = takes(k, cache.head_dim) && score_ops_take(k.code, cache.head_dim / k.per_word, k.block / k.per_word);
+    s.words_k = takes(k, cache.head_dim) && score_ops_take(cache.head_dim / k.per_word);
     s.words_v = takes(v, cache.head_dim_v) && value_ops_take(cache.head_dim_v, v.block);
   } else if (task.count >= kManyRows) {
     // Between few and many rows neither path fits: a tile of floats in the order of the channels serves them.
@@ -53,6 +53,10 @@ void choose_words(const Task& task, Scratch& s) {
     s.words_v = takes(v, cache.head_dim_v) && word_ops_take(cache.head_dim_v / v.per_word);
   }
   s.words_v &= !affine_v;
+}
+
+void start_words(const Task& task, Scratch& s) {
+  if (s.words_k) pack_queries(task.count, task.tensors->cache.head_dim, task.q_packed, s.q);
 }
 
 void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, float* out, std::int64_t stride,
@@ -79,7 +83,7 @@ void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
     // A factor that is NaN makes NaN scores of its own key only; selection by mask comes later.
     read_factor_columns(cache.k_format, d, run.slot, run.count, page, cache.k.global_scale(task.kv_head), s.factors,
                         s.minima, s.v);
-    score_keys(rows_of(w, d, page, run.slot, s.factors), run.count, task.count, task.q_packed, s.s + run.column);
+    score_keys(rows_of(w, d, page, run.slot, s.factors), run.count, task.count, s.q, s.s + run.column);
     for (std::int64_t r = 0; w.has_minimum && r < task.count; ++r) {
       const float sum = std::accumulate(task.q_packed + r * d, task.q_packed + (r + 1) * d, 0.0F);
       for (std::int64_t j = 0; j < run.count; ++j) s.s[r * kKeyTile + run.column + j] += s.minima[j] * sum;

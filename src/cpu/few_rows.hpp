@@ -10,6 +10,8 @@ inline constexpr std::int64_t kFewRows = 8;
 
 /// Decides for a task whether K and V are read as words of codes.
 void choose_words(const Task& task, Scratch& scratch);
+/// Lays the queries of a task with few rows out.
+void start_words(const Task& task, Scratch& scratch);
 /// K or V of keys [first + c.begin, first + c.end) as floats in word order: out[column * stride + ..].
 void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, float* out, std::int64_t stride,
                   Scratch& scratch);

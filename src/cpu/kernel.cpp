@@ -117,7 +117,7 @@ void run_tiles(const Plan& plan, const Task& task, Scratch& scratch) {
   }
   if (all.begin >= all.end) return;
   choose_words(task, scratch);
-  if (task.count >= kManyRows) start_columns(task, scratch);
+  task.count >= kManyRows ? start_columns(task, scratch) : start_words(task, scratch);
   const std::int64_t first = all.begin / kKeyTile;
   const std::int64_t last = (all.end - 1) / kKeyTile;
   for (std::int64_t i = first; i <= last; ++i) {

@@ -19,6 +19,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr std::size_t kVector = hn::MaxLanes(hn::CappedTag<float, 16>());
 constexpr int kGroups = kVector == 16 ? 2 : 1;  // vectors of keys at a time, as many as the register file takes
 constexpr int kMostRows = 4;
+constexpr std::int64_t kMostWords = 256;  // of a row: the transposed words of a step are kept on the stack
 
 #include "cpu/word_codecs-inl.hpp"
 
@@ -27,10 +28,23 @@ using DU = hn::RebindToUnsigned<D>;
 using V = hn::Vec<D>;
 using W = hn::Vec<DU>;
 
-/// 16 bytes of every fourth key, from key `first` on.
-HWY_INLINE W every_fourth(const std::byte* const* key, std::int64_t offset) {
+/// Calls fn(rows of the pass, its first row) for passes of about the same size.
+template <class Fn>
+void for_passes(std::int64_t rows, Fn fn) {
+  const std::int64_t passes = (rows + kMostRows - 1) / kMostRows;
+  std::int64_t first = 0;
+  for (std::int64_t pass = 0; pass < passes; ++pass) {
+    const std::int64_t n = (rows + pass) / passes;
+    fn(n, first);
+    first += n;
+  }
+}
+
+/// 16 bytes of every fourth key; at(i) is where those of key i are.
+template <class At>
+HWY_INLINE W every_fourth(At at) {
   const DU du;
-  const auto bytes = [&](int i) { return hn::LoadDup128(du, reinterpret_cast<const std::uint32_t*>(key[i] + offset)); };
+  const auto bytes = [&](int i) HWY_ATTR { return hn::LoadDup128(du, reinterpret_cast<const std::uint32_t*>(at(i))); };
   const W low = hn::OddEvenBlocks(bytes(4), bytes(0));
   if constexpr (kVector == 16) {
     return hn::ConcatUpperLower(du, hn::OddEvenBlocks(bytes(12), bytes(8)), low);
@@ -39,71 +53,74 @@ HWY_INLINE W every_fourth(const std::byte* const* key, std::int64_t offset) {
   }
 }
 
-/// Four words of kVector keys: w[i] holds word i of every key.
-HWY_INLINE void load_words(const std::byte* const* key, std::int64_t offset, W (&w)[4]) {
+/// Four words of kVector keys, transposed: out[i * kGroups * kVector + j] = word i of key j.
+template <class At>
+HWY_INLINE void transpose_four(At at, std::uint32_t* out) {
   const DU du;
   const hn::Repartition<std::uint64_t, DU> pairs;
-  const W a = every_fourth(key, offset), b = every_fourth(key + 1, offset);
-  const W c = every_fourth(key + 2, offset), d = every_fourth(key + 3, offset);
+  const auto fourths = [&](int first) HWY_ATTR { return every_fourth([&](int i) HWY_ATTR { return at(first + i); }); };
+  const W a = fourths(0), b = fourths(1), c = fourths(2), d = fourths(3);
   const auto ab = hn::BitCast(pairs, hn::InterleaveLower(du, a, b));
   const auto cd = hn::BitCast(pairs, hn::InterleaveLower(du, c, d));
   const auto ab_high = hn::BitCast(pairs, hn::InterleaveUpper(du, a, b));
   const auto cd_high = hn::BitCast(pairs, hn::InterleaveUpper(du, c, d));
-  w[0] = hn::BitCast(du, hn::InterleaveLower(pairs, ab, cd));
-  w[1] = hn::BitCast(du, hn::InterleaveUpper(pairs, ab, cd));
-  w[2] = hn::BitCast(du, hn::InterleaveLower(pairs, ab_high, cd_high));
-  w[3] = hn::BitCast(du, hn::InterleaveUpper(pairs, ab_high, cd_high));
+  constexpr std::size_t kLine = kGroups * kVector;
+  hn::Store(hn::BitCast(du, hn::InterleaveLower(pairs, ab, cd)), du, out);
+  hn::Store(hn::BitCast(du, hn::InterleaveUpper(pairs, ab, cd)), du, out + kLine);
+  hn::Store(hn::BitCast(du, hn::InterleaveLower(pairs, ab_high, cd_high)), du, out + 2 * kLine);
+  hn::Store(hn::BitCast(du, hn::InterleaveUpper(pairs, ab_high, cd_high)), du, out + 3 * kLine);
 }
 
-/// kGroups vectors of keys. A factor is applied after every kFlush words.
-template <class Codec, int kRows, int kFlush>
-void score_block(const WordRows& k, std::int64_t keys, const float* q, const float* factors, float* s) {
-  const D d;
-  const Codec codec(k.table);
-  const std::int64_t channels = k.words * Codec::kPerWord;
-  const std::byte* key[kGroups * kVector];
-  const std::byte* at = k.codes;
-  for (std::int64_t j = 0; j < static_cast<std::int64_t>(kGroups * kVector); ++j) {
-    key[j] = at;
-    if (j + 1 < keys) at += k.row_stride;  // lanes past the last key repeat it
+/// All words of up to kVector keys; lanes past the last key repeat it.
+void transpose_words(const WordRows& k, std::int64_t first, std::int64_t keys, std::uint32_t* out) {
+  const std::byte* row = k.codes + first * k.row_stride;
+  const std::int64_t stride = k.row_stride, last = std::min<std::int64_t>(keys, kVector) - 1;
+  for (std::int64_t w = 0; w < k.words; w += 4, row += 16, out += 4 * kGroups * kVector) {
+    if (last == kVector - 1) {
+      transpose_four([row, stride](int i) { return row + i * stride; }, out);
+    } else {
+      transpose_four([=](int i) { return row + std::min<std::int64_t>(i, last) * stride; }, out);
+    }
   }
+}
+
+/// kGroups vectors of keys against kRows queries [channels, kRows].
+template <class Codec, int kRows>
+void score_block(const WordRows& k, std::int64_t keys, const std::uint32_t* words, const float* q, const float* factors,
+                 float* s) {
+  const D d;
+  const DU du;
+  const Codec codec(k.table);
   V total[kRows][kGroups];
   for (auto& row : total) {
     for (V& t : row) t = hn::Zero(d);
   }
-  std::int64_t in_block = 0;
-  for (std::int64_t w = 0; w < k.words; w += 4) {
-    W words[kGroups][4];
-    for (int g = 0; g < kGroups; ++g) load_words(key + g * kVector, w * 4, words[g]);
-    for (int first = 0; first < 4; first += kFlush) {
-      V acc[kRows][kGroups];
-      for (auto& row : acc) {
-        for (V& t : row) t = hn::Zero(d);
-      }
-      for (int i = first; i < first + kFlush; ++i) {
-        for (int n = 0; n < Codec::kPerWord; ++n) {
-          V element[kGroups];
-          for (int g = 0; g < kGroups; ++g) {
-            element[g] = codec.first(words[g][i]);
-            words[g][i] = next_code<Codec>(words[g][i]);
-          }
-          for (int r = 0; r < kRows; ++r) {
-            const V x = hn::Set(d, q[r * channels + i * Codec::kPerWord + n]);
-            for (int g = 0; g < kGroups; ++g) acc[r][g] = hn::MulAdd(x, element[g], acc[r][g]);
-          }
+  for (std::int64_t left = k.words; left > 0; left -= k.block_words, factors += kKeyTile) {
+    V acc[kRows][kGroups];
+    for (auto& row : acc) {
+      for (V& t : row) t = hn::Zero(d);
+    }
+    for (std::int64_t w = 0; w < k.block_words; ++w) {
+      W codes[kGroups];
+      for (int g = 0; g < kGroups; ++g) codes[g] = hn::Load(du, words + g * kVector);
+      for (int n = 0; n < Codec::kPerWord; ++n) {
+        V element[kGroups];
+        for (int g = 0; g < kGroups; ++g) {
+          element[g] = codec.first(codes[g]);
+          codes[g] = next_code<Codec>(codes[g]);
+        }
+        for (int r = 0; r < kRows; ++r) {
+          const V x = hn::Set(d, q[n * kRows + r]);
+          for (int g = 0; g < kGroups; ++g) acc[r][g] = hn::MulAdd(x, element[g], acc[r][g]);
         }
       }
-      for (int g = 0; g < kGroups; ++g) {
-        const V factor = hn::LoadU(d, factors + g * kVector);
-        for (int r = 0; r < kRows; ++r) total[r][g] = hn::MulAdd(acc[r][g], factor, total[r][g]);
-      }
-      in_block += kFlush;
-      if (in_block == k.block_words) {
-        in_block = 0;
-        factors += kKeyTile;
-      }
+      words += kGroups * kVector;
+      q += Codec::kPerWord * kRows;
     }
-    q += 4 * Codec::kPerWord;
+    for (int g = 0; g < kGroups; ++g) {
+      const V factor = hn::LoadU(d, factors + g * kVector);
+      for (int r = 0; r < kRows; ++r) total[r][g] = hn::MulAdd(acc[r][g], factor, total[r][g]);
+    }
   }
   for (int g = 0; g < kGroups; ++g) {
     const std::int64_t rest = keys - static_cast<std::int64_t>(g * kVector);
@@ -119,41 +136,41 @@ void score_block(const WordRows& k, std::int64_t keys, const float* q, const flo
   }
 }
 
-template <class Codec, int kRows>
-void score_rows(const WordRows& k, std::int64_t keys, const float* q, float* s) {
-  constexpr auto kStep = static_cast<std::int64_t>(kGroups * kVector);
-  WordRows rest = k;
-  for (std::int64_t j = 0; j < keys; j += kStep) {
-    rest.codes = k.codes + j * k.row_stride;
-    if constexpr (Codec::kPerWord == 8) {
-      if (k.block_words == 2) {
-        score_block<Codec, kRows, 2>(rest, keys - j, q, k.factors + j, s + j);
-        continue;
-      }
-    }
-    score_block<Codec, kRows, 4>(rest, keys - j, q, k.factors + j, s + j);
-  }
-}
-
 template <class Codec>
 void score_all(const WordRows& k, std::int64_t keys, std::int64_t rows, const float* q, float* s) {
+  constexpr auto kStep = static_cast<std::int64_t>(kGroups * kVector);
   const std::int64_t channels = k.words * Codec::kPerWord;
-  const std::int64_t passes = (rows + kMostRows - 1) / kMostRows;
-  for (std::int64_t pass = 0; pass < passes; ++pass) {
-    const std::int64_t n = (rows + pass) / passes;  // passes of about the same size
-    switch (n) {
-      case 4: score_rows<Codec, 4>(k, keys, q, s); break;
-      case 3: score_rows<Codec, 3>(k, keys, q, s); break;
-      case 2: score_rows<Codec, 2>(k, keys, q, s); break;
-      default: score_rows<Codec, 1>(k, keys, q, s); break;
+  HWY_ALIGN std::uint32_t words[kMostWords * kGroups * kVector];
+  for (std::int64_t j = 0; j < keys; j += kStep) {
+    const std::int64_t n = keys - j;
+    for (int g = 0; g < kGroups; ++g) {
+      const std::int64_t at = g * kVector;
+      if (at < n) transpose_words(k, j + at, n - at, words + at);
     }
-    q += n * channels;
-    s += n * kKeyTile;
+    for_passes(rows, [&](std::int64_t count, std::int64_t first) HWY_ATTR {
+      const float* x = q + first * channels;
+      float* out = s + first * kKeyTile + j;
+      switch (count) {
+        case 4: score_block<Codec, 4>(k, n, words, x, k.factors + j, out); break;
+        case 3: score_block<Codec, 3>(k, n, words, x, k.factors + j, out); break;
+        case 2: score_block<Codec, 2>(k, n, words, x, k.factors + j, out); break;
+        default: score_block<Codec, 1>(k, n, words, x, k.factors + j, out); break;
+      }
+    });
   }
 }
 
-bool Take(formats::WordCode code, std::int64_t words, std::int64_t block_words) {
-  return words % 4 == 0 && (block_words % 4 == 0 || (code == formats::WordCode::table16 && block_words == 2));
+bool TakeScores(std::int64_t words) {
+  return words % 4 == 0 && words <= kMostWords;
+}
+
+void PackQueries(std::int64_t rows, std::int64_t channels, const float* q, float* packed) {
+  for_passes(rows, [&](std::int64_t count, std::int64_t first) HWY_ATTR {
+    for (std::int64_t r = 0; r < count; ++r) {
+      for (std::int64_t c = 0; c < channels; ++c)
+        packed[first * channels + c * count + r] = q[(first + r) * channels + c];
+    }
+  });
 }
 
 void Scores(const WordRows& k, std::int64_t keys, std::int64_t rows, const float* q, float* s) {
@@ -162,9 +179,10 @@ void Scores(const WordRows& k, std::int64_t keys, std::int64_t rows, const float
 #undef MPFA_CALL
 }
 #else
-bool Take(formats::WordCode, std::int64_t, std::int64_t) {
+bool TakeScores(std::int64_t) {
   return false;
 }
+void PackQueries(std::int64_t, std::int64_t, const float*, float*) {}
 void Scores(const WordRows&, std::int64_t, std::int64_t, const float*, float*) {}
 #endif
 #undef MPFA_HAVE_WORDS
@@ -175,14 +193,18 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace mpfa::cpu {
 
-HWY_EXPORT(Take);
+HWY_EXPORT(TakeScores);
+HWY_EXPORT(PackQueries);
 HWY_EXPORT(Scores);
 
-bool score_ops_take(formats::WordCode code, std::int64_t words, std::int64_t block_words) {
-  return HWY_DYNAMIC_DISPATCH(Take)(code, words, block_words);
+bool score_ops_take(std::int64_t words) {
+  return HWY_DYNAMIC_DISPATCH(TakeScores)(words);
 }
-void score_keys(const WordRows& k, std::int64_t keys, std::int64_t rows, const float* q, float* s) {
-  HWY_DYNAMIC_DISPATCH(Scores)(k, keys, rows, q, s);
+void pack_queries(std::int64_t rows, std::int64_t channels, const float* q, float* packed) {
+  HWY_DYNAMIC_DISPATCH(PackQueries)(rows, channels, q, packed);
+}
+void score_keys(const WordRows& k, std::int64_t keys, std::int64_t rows, const float* packed, float* s) {
+  HWY_DYNAMIC_DISPATCH(Scores)(k, keys, rows, packed, s);
 }
 
 }  // namespace mpfa::cpu

@@ -8,11 +8,13 @@
 
 namespace mpfa::cpu {
 
-/// True when this machine has the vectors and the rows fit: words in fours that lie in one block, or twos.
-[[nodiscard]] bool score_ops_take(formats::WordCode code, std::int64_t words, std::int64_t block_words);
+/// True when this machine has the vectors for rows of `words` words: a multiple of 4, and not very many.
+[[nodiscard]] bool score_ops_take(std::int64_t words);
 
-/// s[r * kKeyTile + j] = q[r] . row j for j in [0, keys), keys <= kKeyTile. q [rows, channels]; k.factors is
-/// [blocks, kKeyTile] here.
-void score_keys(const WordRows& k, std::int64_t keys, std::int64_t rows, const float* q, float* s);
+/// Lays queries [rows, channels] out for score_keys().
+void pack_queries(std::int64_t rows, std::int64_t channels, const float* q, float* packed);
+
+/// s[r * kKeyTile + j] = q[r] . row j for j in [0, keys), keys <= kKeyTile; k.factors is [blocks, kKeyTile] here.
+void score_keys(const WordRows& k, std::int64_t keys, std::int64_t rows, const float* packed, float* s);
 
 }  // namespace mpfa::cpu

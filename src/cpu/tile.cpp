@@ -12,7 +12,7 @@
 #include "cpu/finite.hpp"
 #include "cpu/many_rows.hpp"
 #include "cpu/page_means.hpp"
-#include "cpu/round_p.hpp"
+#include "cpu/softmax_ops.hpp"
 #include "cpu/value_ops.hpp"
 #include "cpu/word_ops.hpp"
 
@@ -51,47 +51,51 @@ void add_rank_one(const Task& task, const Row& row, std::int64_t first, KeyRange
   });
 }
 
-/// Products to log2-domain logits of one row, -inf where the row does not see the key.
-void finish_scores(const Task& task, const Row& row, std::int64_t first, Source source, const Visible& seen, float* x) {
+/// True when all that happens to a logit is a factor. (One that is not positive would turn -inf into something else.)
+bool is_plain(const AttentionProblem& p) {
+  return p.recipe.logit_cap <= 0.0F && p.softcap <= 0.0F && !p.alibi && p.mask == MaskTensor::none &&
+         softmax_scale(p) > 0.0F;
+}
+
+/// Products to logits of one row, -inf where the row does not see the key: in log2 units, or still to be scaled when
+/// plain.
+void finish_scores(const Task& task, const Row& row, std::int64_t first, Source source, bool plain, float* x) {
   const AttentionProblem& p = *task.problem;
   const AttentionTensors& t = *task.tensors;
-  const CacheView& cache = t.cache;
-  const float scale = softmax_scale(p);
-  if (source == Source::pages && cache.rank_one != nullptr) add_rank_one(task, row, first, seen.part[0], x);
-  const bool plain = p.recipe.logit_cap <= 0.0F && p.softcap <= 0.0F && !p.alibi && p.mask == MaskTensor::none;
-  if (plain) {
-    row_scale(x, scale * static_cast<float>(kLog2E), kKeyTile);
-  } else {
-    for (const KeyRange& part : seen.part) {
-      for (std::int64_t j = part.begin; j < part.end; ++j) {
-        const float logit =
-            finish_logit(p, t, x[j] * scale, row.shift, task.sequence, row.head, row.token, row.position, first + j);
-        x[j] = logit * static_cast<float>(kLog2E);
-      }
-    }
-  }
+  const Visible seen = visible(row, first, source);
+  if (source == Source::pages && t.cache.rank_one != nullptr) add_rank_one(task, row, first, seen.part[0], x);
   std::int64_t done = 0;
   for (const KeyRange& part : seen.part) {
     if (part.begin >= part.end) continue;
     std::fill(x + done, x + part.begin, kMasked);
     done = part.end;
+    for (std::int64_t j = part.begin; !plain && j < part.end; ++j) {
+      const float logit = finish_logit(p, t, x[j] * softmax_scale(p), row.shift, task.sequence, row.head, row.token,
+                                       row.position, first + j);
+      x[j] = logit * static_cast<float>(kLog2E);
+    }
   }
   std::fill(x + done, x + kKeyTile, kMasked);
 }
 
-/// x becomes the rounded probabilities of the row; m, l and o are rescaled to the new maximum.
-void softmax_step(const Recipe& recipe, Source source, float* x, float& m, float& l, float* o, std::int64_t dv) {
-  const float top = std::max(m, row_max(x, kKeyTile));
-  if (top == kMasked) {
-    std::fill_n(x, kKeyTile, 0.0F);
-    return;
+/// s.s from products to rounded probabilities; m, l and o are brought to the new maximum.
+void softmax_tile(const Task& task, std::int64_t first, Source source, Scratch& s, OnlineState& state) {
+  const AttentionProblem& p = *task.problem;
+  const std::int64_t dv = padded(p.head_dim_v);
+  const bool plain = is_plain(p);
+  SoftmaxStep step;
+  step.mode = source == Source::bf16 ? PMode::bf16 : p.recipe.p;
+  step.p_scale = p.recipe.p_scale;
+  step.same_codes = source == Source::pages && p.recipe.denominator == Denominator::same_codes;
+  step.scale = plain ? softmax_scale(p) * static_cast<float>(kLog2E) : 1.0F;
+  for (std::int64_t r = 0; r < task.count; ++r) {
+    finish_scores(task, task.rows[r], first, source, plain, s.s + r * kKeyTile);
   }
-  const float keep = m == kMasked ? 0.0F : std::exp2(m - top);
-  if (keep != 1.0F) row_scale(o, keep, dv);
-  m = top;
-  const PMode mode = source == Source::bf16 ? PMode::bf16 : recipe.p;
-  const bool same_codes = source == Source::pages && recipe.denominator == Denominator::same_codes;
-  l = l * keep + round_row(mode, recipe.p_scale, top, same_codes, x);
+  float keep[kRowBlock];
+  softmax_rows(step, task.count, s.s, state.m, state.l, keep);
+  for (std::int64_t r = 0; r < task.count; ++r) {
+    if (keep[r] != 1.0F) row_scale(state.o + r * dv, keep[r], dv);
+  }
 }
 
 /// O += P V for a tile with NaN or Inf in V: a row takes only the keys it gives weight to. `span` is that of
@@ -138,8 +142,9 @@ std::int64_t k_floats(const AttentionProblem& problem) {
 std::int64_t scratch_floats(const AttentionProblem& problem) {
   const std::int64_t dv = padded(problem.head_dim_v);
   const std::int64_t factors = kKeyTile * std::max(problem.head_dim, problem.head_dim_v) / 2 + kFactorPadding;
-  return k_floats(problem) + kKeyTile * dv + kRowBlock * kKeyTile + 2 * kRowBlock * (dv + 2) + kFewRows * dv +
-         weight_floats(problem) + kKeyTile + padded(factors) + column_floats(problem);
+  return k_floats(problem) + kKeyTile * dv + kRowBlock * kKeyTile + 2 * kRowBlock * (dv + 2) +
+         kFewRows * (dv + problem.head_dim) + weight_floats(problem) + kKeyTile + padded(factors) +
+         column_floats(problem);
 }
 
 Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
@@ -155,7 +160,8 @@ Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
   s.wide.m = s.packed.l + kRowBlock;
   s.wide.l = s.wide.m + kRowBlock;
   s.spare_o = s.wide.l + kRowBlock;
-  s.weights = s.spare_o + kFewRows * dv;
+  s.q = s.spare_o + kFewRows * dv;
+  s.weights = s.q + kFewRows * problem.head_dim;
   s.minima = s.weights + weight_floats(problem);
   s.q_columns = s.minima + kKeyTile;
   s.factors = s.q_columns + column_floats(problem);
@@ -169,37 +175,30 @@ void reset(const AttentionProblem& problem, std::int64_t rows, OnlineState& stat
 }
 
 void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
-  const CacheView& cache = task.tensors->cache;
-  const std::int64_t dv = padded(cache.head_dim_v);
   OnlineState& state = source == Source::pages ? s.packed : s.wide;
-  Visible seen[kRowBlock];
   KeyRange c{kKeyTile, 0};
   for (std::int64_t r = 0; r < task.count; ++r) {
-    seen[r] = visible(task.rows[r], first, source);
-    for (const KeyRange& part : seen[r].part) {
+    for (const KeyRange& part : visible(task.rows[r], first, source).part) {
       if (part.begin >= part.end) continue;
       c.begin = std::min(c.begin, part.begin);
       c.end = std::max(c.end, part.end);
     }
   }
   if (c.begin >= c.end) return;
-  if (task.count >= kManyRows) return add_columns(task, first, c, seen, source, s);
+  if (task.count >= kManyRows) {
+    Visible seen[kRowBlock];
+    for (std::int64_t r = 0; r < task.count; ++r) seen[r] = visible(task.rows[r], first, source);
+    return add_columns(task, first, c, seen, source, s);
+  }
   if (source == Source::pages && s.words_k) {
     score_words(task, first, c, s);
   } else {
+    const std::int64_t d = task.tensors->cache.head_dim;
     source == Source::pages ? expand_k(task, first, c, s) : expand_wide(task, first, c, s);
     const float* q = source == Source::pages ? task.q_packed : task.q_wide;
-    gemm(task.count, cache.head_dim, kKeyTile, q, cache.head_dim, s.k, kKeyStride, s.s, kKeyTile, false);
+    gemm(task.count, d, kKeyTile, q, d, s.k, kKeyStride, s.s, kKeyTile, false);
   }
-  for (std::int64_t r = 0; r < task.count; ++r) {
-    float* x = s.s + r * kKeyTile;
-    if (seen[r].empty()) {
-      std::fill_n(x, kKeyTile, 0.0F);
-      continue;
-    }
-    finish_scores(task, task.rows[r], first, source, seen[r], x);
-    softmax_step(task.problem->recipe, source, x, state.m[r], state.l[r], state.o + r * dv, dv);
-  }
+  softmax_tile(task, first, source, s, state);
   if (source == Source::pages) add_page_means(task, first, c, s.s, kKeyTile, 1, s, state.o);
   accumulate(task, first, source, c, s, state.o);
 }

@@ -30,8 +30,9 @@ struct Scratch {
   float* v = nullptr;  // [kKeyTile, padded(head_dim_v)]
   float* s = nullptr;  // [kRowBlock, kKeyTile] scores, then probabilities; transposed in many_rows.hpp
   OnlineState packed, wide;
-  // Of few_rows.hpp: the next packed.o, weights of value_ops.hpp, factors and minima of a tile's keys.
-  float *spare_o = nullptr, *weights = nullptr, *factors = nullptr, *minima = nullptr;
+  // Of few_rows.hpp: queries of score_ops.hpp, the next packed.o, weights of value_ops.hpp, factors and minima of a
+  // tile's keys.
+  float *q = nullptr, *spare_o = nullptr, *weights = nullptr, *factors = nullptr, *minima = nullptr;
   bool words_k = false, words_v = false;
   float* q_columns = nullptr;  // of many_rows.hpp: queries transposed, then a factor per row
 };

@@ -66,34 +66,33 @@ class Row {
   hn::Vec<DU> shift_;
 };
 
-/// Vectors [first, first + kCount) of kRows rows over all keys. Returns a vector with a NaN lane when a sum is not
-/// finite.
-template <class Codec, int kRows, int kCount>
-V add_vectors(const WordRows& v, std::int64_t keys, std::int64_t first, const float* weights, const float* from,
-              float* to, std::int64_t stride) {
+/// kCount vectors of kRows rows over all keys, kShare of which share a block; weights [blocks, kRows, kKeyTile].
+/// Every address is a constant from two pointers. Returns a vector with a NaN lane when a sum is not finite.
+template <class Codec, int kRows, int kCount, int kShare>
+V add_vectors(const Row<Codec>& row, const std::byte* codes, std::int64_t code_stride, std::int64_t keys,
+              const float* weights, const float* from, float* to, std::int64_t stride) {
   const D d;
-  constexpr auto n = static_cast<std::int64_t>(kVector);
-  const std::int64_t block = v.block_words * Codec::kPerWord;
-  const Row<Codec> row(v.table);
   V acc[kRows][kCount];
-  const float* weight[kCount];
-  for (int i = 0; i < kCount; ++i) {
-    weight[i] = weights + (first + i) * n / block * kRows * kKeyTile;
-    for (int r = 0; r < kRows; ++r) acc[r][i] = hn::LoadU(d, from + r * stride + (first + i) * n);
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kCount; ++i) acc[r][i] = hn::LoadU(d, from + r * stride + i * kVector);
   }
-  const std::byte* codes = v.codes;
-  for (std::int64_t j = 0; j < keys; ++j, codes += v.row_stride) {
-    for (int i = 0; i < kCount; ++i) {
-      const V element = row(codes, first + i);
+  for (std::int64_t j = 0; j < keys; ++j, codes += code_stride, ++weights) {
+    for (int b = 0; b < kCount / kShare; ++b) {
+      V element[kShare];
+      for (int i = 0; i < kShare; ++i) element[i] = row(codes, b * kShare + i);
       for (int r = 0; r < kRows; ++r) {
-        acc[r][i] = hn::MulAdd(hn::Set(d, weight[i][r * kKeyTile + j]), element, acc[r][i]);
+        const V weight = hn::Set(d, weights[(b * kRows + r) * kKeyTile]);
+        for (int i = 0; i < kShare; ++i) {
+          V& sum = acc[r][b * kShare + i];
+          sum = hn::MulAdd(weight, element[i], sum);
+        }
       }
     }
   }
   V bad = hn::Zero(d);
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < kCount; ++i) {
-      hn::StoreU(acc[r][i], d, to + r * stride + (first + i) * n);
+      hn::StoreU(acc[r][i], d, to + r * stride + i * kVector);
       bad = hn::MulAdd(acc[r][i], hn::Zero(d), bad);  // Inf * 0 is NaN as well
     }
   }
@@ -114,13 +113,29 @@ bool add_rows(const WordRows& v, std::int64_t keys, const float* p, float* weigh
       }
     }
   }
+  const Row<Codec> row(v.table);
   const std::int64_t vectors = v.words * Codec::kPerWord / n;
+  const std::int64_t share = v.block_words * Codec::kPerWord / n;
   V bad = hn::Zero(d);
+  const auto add = [&]<int kCount, int kShare>(std::int64_t i) HWY_ATTR {
+    const float* w = weights + i / share * kRows * kKeyTile;
+    bad =
+        hn::Add(bad, add_vectors<Codec, kRows, kCount, kShare>(row, v.codes + i * n * 4 / Codec::kPerWord, v.row_stride,
+                                                               keys, w, from + i * n, to + i * n, stride));
+  };
   std::int64_t i = 0;
   for (; i + kVectors <= vectors; i += kVectors) {
-    bad = hn::Add(bad, add_vectors<Codec, kRows, kVectors>(v, keys, i, weights, from, to, stride));
+    if (i / share == (i + kVectors - 1) / share) {
+      add.template operator()<kVectors, kVectors>(i);
+    } else if (share == 2) {
+      add.template operator()<kVectors, 2>(i);
+    } else if (share == 1) {
+      add.template operator()<kVectors, 1>(i);
+    } else {
+      break;
+    }
   }
-  for (; i < vectors; ++i) bad = hn::Add(bad, add_vectors<Codec, kRows, 1>(v, keys, i, weights, from, to, stride));
+  for (; i < vectors; ++i) add.template operator()<1, 1>(i);
   return hn::AllTrue(d, hn::Eq(bad, bad));
 }
 
@@ -144,30 +159,30 @@ bool add_all(const WordRows& v, std::int64_t keys, std::int64_t rows, const floa
   return finite;
 }
 
-bool Take(std::int64_t channels, std::int64_t block) {
+bool TakeValues(std::int64_t channels, std::int64_t block) {
   constexpr auto n = static_cast<std::int64_t>(kVector);
   return channels % n == 0 && block % n == 0;
 }
 
-std::int64_t Span(formats::WordCode code) {
+std::int64_t ValueSpan(formats::WordCode code) {
   return code == formats::WordCode::table16 && kVector == 16 ? 16 : 1;
 }
 
-bool Values(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, float* weights, const float* from,
-            float* to, std::int64_t stride) {
+bool SumValues(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, float* weights,
+               const float* from, float* to, std::int64_t stride) {
 #define MPFA_CALL(Codec) add_all<Codec>(v, keys, rows, p, weights, from, to, stride)
   MPFA_FOR_CODE(v.code, kVector, MPFA_CALL)
 #undef MPFA_CALL
   return false;
 }
 #else
-bool Take(std::int64_t, std::int64_t) {
+bool TakeValues(std::int64_t, std::int64_t) {
   return false;
 }
-std::int64_t Span(formats::WordCode) {
+std::int64_t ValueSpan(formats::WordCode) {
   return 1;
 }
-bool Values(const WordRows&, std::int64_t, std::int64_t, const float*, float*, const float*, float*, std::int64_t) {
+bool SumValues(const WordRows&, std::int64_t, std::int64_t, const float*, float*, const float*, float*, std::int64_t) {
   return false;
 }
 #endif
@@ -179,19 +194,19 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace mpfa::cpu {
 
-HWY_EXPORT(Take);
-HWY_EXPORT(Span);
-HWY_EXPORT(Values);
+HWY_EXPORT(TakeValues);
+HWY_EXPORT(ValueSpan);
+HWY_EXPORT(SumValues);
 
 bool value_ops_take(std::int64_t channels, std::int64_t block) {
-  return HWY_DYNAMIC_DISPATCH(Take)(channels, block);
+  return HWY_DYNAMIC_DISPATCH(TakeValues)(channels, block);
 }
 std::int64_t value_span(formats::WordCode code) {
-  return HWY_DYNAMIC_DISPATCH(Span)(code);
+  return HWY_DYNAMIC_DISPATCH(ValueSpan)(code);
 }
 bool add_values(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, float* weights,
                 const float* from, float* to, std::int64_t stride) {
-  return HWY_DYNAMIC_DISPATCH(Values)(v, keys, rows, p, weights, from, to, stride);
+  return HWY_DYNAMIC_DISPATCH(SumValues)(v, keys, rows, p, weights, from, to, stride);
 }
 
 }  // namespace mpfa::cpu

@@ -1,0 +1,22 @@
+// One step of the online softmax for a few rows of a key tile, in one pass over each row.
+#pragma once
+
+#include <cstdint>
+
+#include "mpfa/recipe.hpp"
+
+namespace mpfa::cpu {
+
+struct SoftmaxStep {
+  PMode mode = PMode::f32;
+  float p_scale = 1.0F;
+  bool same_codes = false;  // the denominator is the sum of the rounded probabilities
+  float scale = 1.0F;       // from x to log2 units
+};
+
+/// Rows of x [rows, kKeyTile], -inf where masked, become rounded probabilities relative to the new maximum m[r]. l[r]
+/// is brought up to date; keep[r] is what sums of earlier tiles are to be multiplied by. NaN scores are no maximum and
+/// stay NaN.
+void softmax_rows(const SoftmaxStep& step, std::int64_t rows, float* x, float* m, float* l, float* keep);
+
+}  // namespace mpfa::cpu
