@@ -95,12 +95,15 @@ void score_block(const WordRows& k, std::int64_t keys, const std::uint32_t* word
   for (auto& row : total) {
     for (V& t : row) t = hn::Zero(d);
   }
-  for (std::int64_t left = k.words; left > 0; left -= k.block_words, factors += kKeyTile) {
+  // Sums of at most four words, which keeps rounding errors of long blocks small.
+  const std::int64_t run = k.block_words % 4 == 0 ? 4 : k.block_words;
+  std::int64_t in_block = 0;
+  for (std::int64_t left = k.words; left > 0; left -= run) {
     V acc[kRows][kGroups];
     for (auto& row : acc) {
       for (V& t : row) t = hn::Zero(d);
     }
-    for (std::int64_t w = 0; w < k.block_words; ++w) {
+    for (std::int64_t w = 0; w < run; ++w) {
       W codes[kGroups];
       for (int g = 0; g < kGroups; ++g) codes[g] = hn::Load(du, words + g * kVector);
       for (int n = 0; n < Codec::kPerWord; ++n) {
@@ -120,6 +123,11 @@ void score_block(const WordRows& k, std::int64_t keys, const std::uint32_t* word
     for (int g = 0; g < kGroups; ++g) {
       const V factor = hn::LoadU(d, factors + g * kVector);
       for (int r = 0; r < kRows; ++r) total[r][g] = hn::MulAdd(acc[r][g], factor, total[r][g]);
+    }
+    in_block += run;
+    if (in_block == k.block_words) {
+      in_block = 0;
+      factors += kKeyTile;
     }
   }
   for (int g = 0; g < kGroups; ++g) {
