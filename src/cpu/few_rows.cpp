@@ -120,12 +120,22 @@ void restore_channels(const Task& task, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
   const std::int64_t dv = cache.head_dim_v;
   const WordFormat w = word_format(cache.v_format, dv);
-  const std::int64_t span = value_span(w.code);
+  const std::int64_t span = value_span(w.code), half = span / 2, words = dv / w.per_word;
+  if (task.count <= kFewRows && span == 1) return;
   for (std::int64_t r = 0; r < task.count; ++r) {
     float* o = s.packed.o + r * padded(dv);
     std::copy_n(o, dv, s.v);
-    for (std::int64_t i = 0; i < dv; ++i) {
-      o[i] = s.v[task.count <= kFewRows ? value_index(i, span) : word_index(i, w.per_word, dv / w.per_word)];
+    if (task.count > kFewRows) {
+      for (std::int64_t n = 0; n < w.per_word; ++n) {
+        for (std::int64_t i = 0; i < words; ++i) o[w.per_word * i + n] = s.v[n * words + i];
+      }
+      continue;
+    }
+    for (std::int64_t at = 0; at < dv; at += span) {
+      for (std::int64_t i = 0; i < half; ++i) {
+        o[at + i] = s.v[at + 2 * i];
+        o[at + half + i] = s.v[at + 2 * i + 1];
+      }
     }
   }
 }
