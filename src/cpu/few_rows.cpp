@@ -116,6 +116,14 @@ bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch&
   return finite;
 }
 
+std::int64_t output_place(const Task& task, const Scratch& s, std::int64_t channel) {
+  const std::int64_t dv = task.tensors->cache.head_dim_v;
+  if (!s.words_v) return channel;
+  const WordFormat w = word_format(task.tensors->cache.v_format, dv);
+  if (task.count > kFewRows) return word_index(channel, w.per_word, dv / w.per_word);
+  return value_index(channel, value_span(w.code));
+}
+
 void restore_channels(const Task& task, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
   const std::int64_t dv = cache.head_dim_v;

@@ -8,6 +8,9 @@ namespace mpfa::cpu {
 /// Most rows for which expanding codes again per block of rows beats a tile of floats that all rows share.
 inline constexpr std::int64_t kFewRows = 8;
 
+/// Where the output of a channel stands until restore_channels.
+[[nodiscard]] std::int64_t output_place(const Task& task, const Scratch& scratch, std::int64_t channel);
+
 /// Decides for a task whether K and V are read as words of codes.
 void choose_words(const Task& task, Scratch& scratch);
 /// Lays the queries of a task with few rows out.

@@ -2,7 +2,7 @@
 
 #include "cache/convert.hpp"
 #include "cpu/expand.hpp"
-#include "cpu/word_ops.hpp"
+#include "cpu/few_rows.hpp"
 
 namespace mpfa::cpu {
 
@@ -11,12 +11,11 @@ void add_page_means(const Task& task, std::int64_t first, KeyRange c, const floa
   const CacheView& cache = task.tensors->cache;
   if (cache.v_page_means == nullptr) return;
   const std::int64_t dv = cache.head_dim_v;
-  const std::int64_t per_word = s.words_v ? formats::word_format(cache.v_format, dv).per_word : 1;
   float* const mean = s.factors;  // free between two products
   for_page_runs(task, first, c, [&](const PageRun& run) {
     const std::uint16_t* bits =
         cache.v_page_means + run.page * cache.v_page_mean_page_stride + task.kv_head * cache.v_page_mean_head_stride;
-    for (std::int64_t i = 0; i < dv; ++i) mean[word_index(i, per_word, dv / per_word)] = bf16_to_float(bits[i]);
+    for (std::int64_t i = 0; i < dv; ++i) mean[output_place(task, s, i)] = bf16_to_float(bits[i]);
     for (std::int64_t r = 0; r < task.count; ++r) {
       const float* row = p + r * row_stride;
       float weight = 0.0F;
