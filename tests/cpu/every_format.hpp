@@ -6,7 +6,7 @@
 #include <cctype>
 #include <cstring>
 
-#include "tests/support/filled.hpp"
+#include "tests/support/mixed_batch.hpp"
 
 namespace mpfa::test {
 
@@ -47,10 +47,6 @@ class EveryFormat : public ::testing::TestWithParam<std::string> {
     std::memset(cache.storage(), fill, static_cast<std::size_t>(cache.storage_bytes()));
     return cache;
   }
-};
-
-struct Answer {
-  std::vector<double> out, lse;
 };
 
 inline Answer answer(const AttentionProblem& p, const AttentionTensors& t) {

@@ -141,7 +141,7 @@ struct World {
       case 1: e.ok(mpfa_cache_truncate(cache, a, n, e)); break;
       case 2: e.ok(mpfa_cache_free_sequence(cache, a, e)); break;
       case 3: e.ok(mpfa_cache_seal(cache, e)); break;
-      case 4: e.ok(mpfa_cache_copy_page(cache, n, a + b, e)); break;
+      case 4: e.ok(mpfa_cache_copy_page(cache, n, b, e)); break;
       case 5: write_slots(in); break;
       case 6: {
         const std::int32_t page = static_cast<std::int32_t>(n);

@@ -123,8 +123,8 @@ inline double value_at(const std::byte* data, DType t, std::size_t i) {
 }
 
 /// The library's own path: plan and attend on the CPU. Outputs and workspace begin as NaN and are guarded at both ends.
-inline Status attend_cpu(const AttentionProblem& p, const AttentionTensors& given, std::vector<double>& out,
-                         std::vector<double>& lse) {
+inline Status attend_cpu_on(const Executor& executor, const AttentionProblem& p, const AttentionTensors& given,
+                            std::vector<double>& out, std::vector<double>& lse) {
   Result<Plan> made = plan(p, Device::cpu);
   if (!made.ok()) return made.status();
   AttentionTensors t = given;
@@ -134,7 +134,7 @@ inline Status attend_cpu(const AttentionProblem& p, const AttentionTensors& give
   GuardedBytes o(size * dtype_bytes(p.out_dtype)), l(n * sizeof(float)), scratch(made.value().workspace_bytes);
   t.out = contiguous(static_cast<void*>(o.data()), p.out_dtype, {t.q.shape[0], t.q.shape[1], p.q_heads, p.head_dim_v});
   t.lse = reinterpret_cast<float*>(l.data());
-  MPFA_RETURN_IF_ERROR(attend(made.value(), t, {scratch.data(), made.value().workspace_bytes}));
+  MPFA_RETURN_IF_ERROR(attend(made.value(), t, {scratch.data(), made.value().workspace_bytes}, executor));
 
   EXPECT_TRUE(o.intact() && l.intact() && scratch.intact()) << "the call wrote outside of its buffers";
   if (on_attend_cpu) on_attend_cpu(p, t);
@@ -148,6 +148,11 @@ inline Status attend_cpu(const AttentionProblem& p, const AttentionTensors& give
     }
   }
   return {};
+}
+
+inline Status attend_cpu(const AttentionProblem& p, const AttentionTensors& t, std::vector<double>& out,
+                         std::vector<double>& lse) {
+  return attend_cpu_on({}, p, t, out, lse);
 }
 
 /// The implementations a rule is checked on.
