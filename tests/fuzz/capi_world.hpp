@@ -130,7 +130,7 @@ struct World {
     std::vector<std::int64_t> slots;
     for (std::int64_t i = 0; i < n; ++i) slots.push_back(in.size(-1, 300));
     Checked e;
-    e.ok(mpfa_cache_write_slots(cache, &k, &v, slots.data(), in.bits(1) == 255 ? in.size(0, n) - n : n, e));
+    e.ok(mpfa_cache_write_slots(cache, &k, &v, slots.data(), in.bits(1) == 255 ? -1 : n, e));
   }
 
   void edit(Input& in) {
