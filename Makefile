@@ -8,6 +8,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 TORCH_ARGS ?=
 FUZZ_SECONDS ?= 600
+SOAK_STEPS ?= 100000
 JOBS ?= $(shell scripts/jobs.sh)
 export PYTHON TORCH_ARGS SKIP_APT
 
@@ -18,7 +19,7 @@ SOURCES = $(shell find src include tools python tests examples bench -name '*.[c
 configure = for newer in CMakePresets.json build/venv/pyvenv.cfg; do \
 	  [ build/$(1)/build.ninja -nt $$newer ] || { cmake --fresh --preset $(1); touch build/$(1)/build.ninja; }; done
 
-.PHONY: help setup build demo test bench format tidy asan ubsan tsan fuzz clean
+.PHONY: help setup build demo test bench format tidy asan ubsan tsan fuzz soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z ]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +28,7 @@ help: ## list the targets
 	echo "           TORCH_ARGS='...'    extra pip arguments for torch, e.g. an index or folder with CPU builds of it"
 	echo "           JOBS=$(JOBS)              compilers and tests at once"
 	echo "           FUZZ_SECONDS=600    seconds for each target of make fuzz"
+	echo "           SOAK_STEPS=100000   edits for each recipe of make soak"
 	echo "           SKIP_APT=1          leave Debian packages alone"
 
 setup: ## install what is missing: Debian packages, build/venv
@@ -66,9 +68,12 @@ asan ubsan tsan: setup ## C++ tests under one sanitizer
 	cmake --build --preset $@ --parallel $(JOBS)
 	ctest --preset $@ -j $(JOBS)
 
-fuzz: setup ## fuzz the parsers for FUZZ_SECONDS each (ten minutes)
+fuzz: setup ## fuzz every target for FUZZ_SECONDS (ten minutes)
 	@command -v clang++ >/dev/null || { echo "clang++ is missing; install it: apt-get install clang libclang-rt-dev" >&2; exit 1; }
 	scripts/fuzz.sh $(FUZZ_SECONDS)
+
+soak: build ## SOAK_STEPS random edits of a cache for each recipe, every result against a fresh cache (ten minutes)
+	@MPFA_SOAK_STEPS=$(SOAK_STEPS) build/release/tests/mpfa_test_cache --gtest_filter='*Soak*' --gtest_brief=1
 
 clean: ## remove what was built; build/venv and build/models stay
 	@shopt -s extglob
