@@ -45,7 +45,7 @@ struct CacheConfig {
 /// that PagedCache::write_slots writes for the same `config`, whose page count, page size, heads, head dims and global
 /// scales are those of the pages (batch is not looked at). For linear pages and recipes that keep no bf16 tokens, take
 /// no mean from a first append and have no rank-one term. Fails, with nothing changed, on slots outside the pages or
-/// given twice. K and V must not share bytes. counters may be null.
+/// given twice. Refuses K and V that share bytes. counters may be null.
 [[nodiscard]] Status quantise_to_pages(const CacheConfig& config, const MutablePages& k_pages,
                                        const MutablePages& v_pages, const TensorView& k, const TensorView& v,
                                        std::span<const std::int64_t> slot_mapping, QuantiseCounters* counters);

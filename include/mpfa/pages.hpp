@@ -119,7 +119,7 @@ struct MutableJoinedParts {
 /// Copies page from_ids[i] to page to_ids[i], changing the layout where the two differ. No code or scale changes its
 /// value, so going back gives the same bytes. `global` is not copied. Both sides must have formats of the same bytes,
 /// page size, heads and head dim; to_ids are distinct. Refuses scales that ggml blocks of mxfp4 and nvfp4 cannot hold
-/// (NaN, negative). Fails with nothing written. The two sides must not overlap.
+/// (NaN, negative). Fails with nothing written. The two sides share no bytes, or are the same pool and no page is both.
 /// tokens: how many the pages hold together when from_ids are the pages of a sequence in token order; slots of the last
 /// page past them are not read and become zeros (formats along the keys: are copied). all_slots: every slot counts.
 inline constexpr std::int64_t all_slots = -1;

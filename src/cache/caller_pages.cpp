@@ -5,6 +5,7 @@
 #include <new>
 
 #include "cache/state.hpp"
+#include "pages/pages.hpp"
 
 namespace mpfa {
 namespace {
@@ -78,6 +79,9 @@ Status write(const CacheConfig& c, const MutablePages& kp, const MutablePages& v
         fmt::format("{}: pages of layout {} cannot be written token by token; write linear pages and "
                     "copy_pages to them",
                     kCall, pages_layout_name(p->kind.layout)));
+  }
+  if (pages::share_bytes(kp.view(), vp.view())) {
+    return invalid(fmt::format("{}: k_pages and v_pages share bytes; give each memory of its own", kCall));
   }
   MPFA_RETURN_IF_ERROR(check_global(kCall, "k_global", c.k_global, kp.bytes, c.kv_heads));
   MPFA_RETURN_IF_ERROR(check_global(kCall, "v_global", c.v_global, vp.bytes, c.kv_heads));

@@ -134,6 +134,22 @@ Status check_copy(const PagesKind& from, const PagesKind& to, std::span<const st
   return pages::invalid("copy_pages: page {} is a target twice; name every target once", *twice);
 }
 
+/// Pages of one pool may be copied onto others of it; any other sharing would read what was just written.
+Status check_apart(const Pages& from, const Pages& to, std::span<const std::int32_t> from_ids,
+                   std::span<const std::int32_t> to_ids) {
+  if (!pages::share_bytes(from, to)) return {};
+  const bool same_pool = from.kind.layout == to.kind.layout && from.bytes.data == to.bytes.data &&
+                         from.bytes.scales == to.bytes.scales &&
+                         from.bytes.data_offset(1, 1) == to.bytes.data_offset(1, 1) &&
+                         from.bytes.scale_offset(1, 1) == to.bytes.scale_offset(1, 1);
+  if (!same_pool) return pages::invalid("copy_pages: source and target share bytes; copy to memory of its own");
+  for (const std::int32_t id : to_ids) {
+    if (std::find(from_ids.begin(), from_ids.end(), id) == from_ids.end()) continue;
+    return pages::invalid("copy_pages: page {} of one pool is a source and a target; copy it elsewhere first", id);
+  }
+  return {};
+}
+
 }  // namespace
 
 Status copy_pages(const Pages& from, const MutablePages& to, std::span<const std::int32_t> from_ids,
@@ -143,6 +159,7 @@ Status copy_pages(const Pages& from, const MutablePages& to, std::span<const std
   if (!target.ok()) return target.status();
   try {
     MPFA_RETURN_IF_ERROR(check_copy(from.kind, to.kind, from_ids, to_ids, tokens));
+    MPFA_RETURN_IF_ERROR(check_apart(from, to.view(), from_ids, to_ids));
     Staging s;
     s.geometry = page_geometry(from.kind.format, from.kind.head_dim, from.kind.page_size);
     s.codes.resize(static_cast<std::size_t>(s.geometry.data_bytes()));

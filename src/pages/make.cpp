@@ -142,6 +142,10 @@ Result<MutablePages> make_pages(const PagesKind& kind, const MutablePagePart& da
   const bool has_scales = c.geometry.scale_bytes() > 0;
   if (c.scales.high > c.scales.low) MPFA_RETURN_IF_ERROR(check_distinct("scales", kind, c.scales));
   MutablePages made{kind, operand_of(read_only(data), read_only(scales), has_scales, global)};
+  if (pages::scales_in_codes(made.view())) {
+    return pages::invalid(
+        "pages: rows of codes and rows of scales overlap; pages that are written need bytes of their own");
+  }
   made.data = data.data == nullptr ? nullptr : data.data + data.offset;
   made.scales = made.bytes.scales == nullptr ? nullptr : scales.data + scales.offset;
   return made;

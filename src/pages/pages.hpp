@@ -24,6 +24,11 @@ template <class... Args>
 /// The ggml block that holds the codes and scales of `f`, if there is one.
 [[nodiscard]] std::optional<GgmlType> ggml_type(const BlockFormat& f);
 
+/// True when some row of `a` and some row of `b` may have a byte in common.
+[[nodiscard]] bool share_bytes(const Pages& a, const Pages& b);
+/// True when some row of codes and some row of scales may.
+[[nodiscard]] bool scales_in_codes(const Pages& p);
+
 /// Of pages whose scales are a part of their own.
 [[nodiscard]] constexpr ScaleLayout scale_layout(PagesLayout layout) {
   return layout == PagesLayout::page_swizzle4 ? ScaleLayout::page_swizzle4

@@ -130,6 +130,56 @@ TEST(MakePages, RefusesWhatLeavesTheBuffer) {
   EXPECT_THAT(make_pages(kind, written, its_scales).status().message(), HasSubstr("rows of data overlap"));
 }
 
+TEST(MakePages, WrittenPartsShareNoByte) {
+  const PagesKind kind = kind_of("nvfp4", 4, 16, 2, 64);  // rows of 32 bytes of codes and 4 of scales
+  std::vector<std::byte> buffer(16384);
+  const auto made = [&](std::int64_t at, const PageStrides& s, std::int64_t scales_at, const PageStrides& ss) {
+    return make_pages(kind, MutablePagePart{buffer.data(), 16384, at, s},
+                      MutablePagePart{buffer.data(), 16384, scales_at, ss});
+  };
+  const PageStrides inlined = dense_strides(PageOrder::nhd, 16, 2, 40);
+  EXPECT_TRUE(made(0, inlined, 32, inlined).ok());
+  EXPECT_TRUE(made(0, inlined, 36, inlined).ok());
+  EXPECT_THAT(made(0, inlined, 31, inlined).status().message(), HasSubstr("codes and rows of scales overlap"));
+  EXPECT_FALSE(made(0, inlined, 37, inlined).ok()) << "reaches into the next row";
+  const PageStrides d = dense_strides(PageOrder::hnd, 16, 2, 32), s = dense_strides(PageOrder::hnd, 16, 2, 4);
+  EXPECT_TRUE(made(0, d, 4 * d.page, s).ok());
+  EXPECT_FALSE(made(0, d, 4 * d.page - 1, s).ok());
+  EXPECT_FALSE(made(0, d, 0, s).ok());
+  // Joined pages, also with the scales of a page in front of its codes.
+  const std::int64_t page = d.page + s.page;
+  EXPECT_TRUE(made(0, {page, d.head, d.row}, d.page, {page, s.head, s.row}).ok());
+  EXPECT_TRUE(made(s.page, {page, d.head, d.row}, 0, {page, s.head, s.row}).ok());
+  EXPECT_FALSE(made(1, {page, d.head, d.row}, d.page, {page, s.head, s.row}).ok());
+  // Copies inside a pool.
+  const MutablePages pool = made(0, inlined, 32, inlined).value();
+  const std::vector<std::int32_t> a{0, 1}, b{2, 3}, c{1, 2};
+  EXPECT_TRUE(copy_pages(pool.view(), pool, a, b).ok());
+  EXPECT_THAT(copy_pages(pool.view(), pool, a, c).message(), HasSubstr("page 1 of one pool is a source and a target"));
+  const MutablePages shifted = made(40, inlined, 72, inlined).value();
+  EXPECT_THAT(copy_pages(pool.view(), shifted, a, b).message(), HasSubstr("share bytes"));
+}
+
+TEST(MakePages, EveryPageSizeReadsAlike) {
+  const Tensor q = gaussian({1, 1, 2, 32}, 1), k = gaussian({1, 300, 1, 32}, 2), v = gaussian({1, 300, 1, 32}, 3);
+  std::vector<double> want;
+  for (std::int64_t size = 1; size <= 256; ++size) {
+    Case a(q, k, v, {"q=bf16,k=nvfp4,v=mxfp4,p=f32", size, {}});
+    const CacheView own = a.cache.view();
+    std::vector<std::byte> kd, ks, vd, vs;
+    const MutablePages kp = place(k_pages(own).kind, PageOrder::nhd, 0, kd, ks, nullptr),
+                       vp = place(v_pages(own).kind, PageOrder::hnd, 0, vd, vs, nullptr);
+    const std::span<const std::int32_t> ids(own.page_table, static_cast<std::size_t>((300 + size - 1) / size));
+    ASSERT_TRUE(copy_pages(k_pages(own), kp, ids, ids, 300).ok());
+    ASSERT_TRUE(copy_pages(v_pages(own), vp, ids, ids, 300).ok());
+    a.tensors.cache.k = kp.bytes;
+    a.tensors.cache.v = vp.bytes;
+    a.run(attend_cpu);
+    if (size == 1) want = a.out;
+    EXPECT_EQ(a.out, want) << size;
+  }
+}
+
 TEST(Addresses, HaveSixtyFourBits) {
   for (const int bits : {31, 32, 33}) {
     // bf16 pages of 256 tokens, 8 heads and 128 channels: page 2^bits / (256 * 8 * 128) begins at element 2^bits.
