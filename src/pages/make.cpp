@@ -30,7 +30,9 @@ Result<Extent> check_part(const char* name, const PagesKind& kind, const PagePar
   Extent e{rows, row_bytes, s, part.offset, Wide{part.offset} + row_bytes};
   if (rows == 0 || row_bytes == 0 || kind.num_pages == 0) {
     e.high = e.low;
-    return e;
+    if (part.data == nullptr || (part.offset >= 0 && part.offset <= part.bytes)) return e;
+    return pages::out_of_range("pages: {} begins at byte {} of a buffer of {}; pass the whole buffer", name,
+                               part.offset, part.bytes);
   }
   if (part.data == nullptr) {
     return pages::invalid("pages: {} is null; {} pages of format {} need {} rows of {} bytes per head", name,

@@ -119,6 +119,10 @@ TEST(MakePages, RefusesWhatLeavesTheBuffer) {
   EXPECT_THAT(refused({data.data(), d, kHuge, {kHuge, kHuge, kHuge}}, good_scales), HasSubstr("of a buffer of"));
   EXPECT_THAT(refused({data.data(), d, -kHuge, {-kHuge, -kHuge, kHuge}}, good_scales), HasSubstr("of a buffer of"));
   PagesKind odd = kind;
+  odd.num_pages = 0;
+  EXPECT_TRUE(make_pages(odd, good, {}).ok());
+  EXPECT_THAT(make_pages(odd, PagePart{data.data(), d, d + 1, ds}, {}).status().message(),
+              HasSubstr("begins at byte 4097"));
   odd.num_pages = std::int64_t{1} << 31;
   EXPECT_THAT(make_pages(odd, good, good_scales).status().message(), HasSubstr("num_pages is 2147483648"));
   odd = kind_of("fp8_e4m3_static", 4, 16, 2, 16);
