@@ -59,12 +59,12 @@ struct F32Factor {
   }
 };
 
-/// Bytes [4 * index, 4 * index + 4) of kKeys rows.
-HWY_INLINE W scale_words(const std::byte* rows, std::int64_t stride, std::int64_t index) {
+/// Bytes [4 * index, 4 * index + 4) of kKeys rows of `count` words.
+HWY_INLINE W scale_words(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t index) {
   const DU du;
   const auto* words = reinterpret_cast<const std::uint32_t*>(rows);
   if (stride == 4) return hn::LoadU(du, words);
-  if (stride == 8) {
+  if (stride == 8 && count == 2) {  // a shorter last row may end where the memory of the caller does
     const W low = hn::LoadU(du, words), high = hn::LoadU(du, words + kKeys);
     return index == 0 ? hn::ConcatEven(du, high, low) : hn::ConcatOdd(du, high, low);
   }
@@ -93,7 +93,7 @@ void columns(const ScaleRows& x, float* factors) {
       stride = words * 4;
     }
     for (std::int64_t w = 0; w < words; ++w) {
-      W bits = scale_words(rows, stride, w);
+      W bits = scale_words(rows, stride, words, w);
       for (std::int64_t b = w * kPerWord; b < std::min((w + 1) * kPerWord, x.blocks); ++b) {
         V factor = Factor::decode(bits);
         if (!plain) factor = hn::Div(hn::Mul(factor, hn::Set(D(), x.multiplier)), hn::Set(D(), x.divisor));
