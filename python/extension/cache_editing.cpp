@@ -94,6 +94,12 @@ void Cache::export_pages(std::int64_t sequence, const PageSet& k, const PageSet&
                           "save, or a recipe without such tokens",
                           sequence)};
     }
+    if (view.v_page_means != nullptr) {
+      return {
+          StatusCode::invalid_argument,
+          "export_pages: the recipe keeps means of V beside its pages (v_mean=page), which pages alone do not hold; "
+          "use save, or another v_mean"};
+    }
     const std::span<const std::int32_t> own(view.page_table + sequence * view.page_table_stride,
                                             static_cast<std::size_t>(pages_for(tokens, 1, view.page_size)));
     MPFA_RETURN_IF_ERROR(copy_pages(k_pages(view), k_to, own, ids, tokens));

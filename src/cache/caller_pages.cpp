@@ -63,9 +63,10 @@ Status write(const CacheConfig& c, const MutablePages& kp, const MutablePages& v
   MPFA_RETURN_IF_ERROR(check_config(c));
   MPFA_RETURN_IF_ERROR(check_page_recipe(kCall, c.recipe));
   if (c.shared_kv) {
-    return invalid(fmt::format("{}: the configuration shares the storage of K and V, this call writes both; use a "
-                               "PagedCache and write_slots",
-                               kCall));
+    return invalid(
+        fmt::format("{}: the configuration shares the storage of K and V, this call writes both; use a "
+                    "PagedCache and write_slots",
+                    kCall));
   }
   MPFA_RETURN_IF_ERROR(check_kind(kCall, "k_pages", kp.kind, c.recipe.k, c, c.head_dim));
   MPFA_RETURN_IF_ERROR(check_kind(kCall, "v_pages", vp.kind, c.recipe.v, c, c.head_dim_v));
@@ -155,6 +156,12 @@ Status PagedCache::import_pages(std::int64_t sequence, const Pages& k, const Pag
   State& st = *state_;
   const CacheConfig& c = st.config;
   MPFA_RETURN_IF_ERROR(st.check_empty(kCall, sequence));
+  if (c.shared_kv) {
+    return invalid(
+        fmt::format("{}: V of this cache is part of K (shared_kv), and pages of V would overwrite it; use a "
+                    "cache without shared_kv, or append",
+                    kCall));
+  }
   MPFA_RETURN_IF_ERROR(check_page_recipe(kCall, c.recipe));
   MPFA_RETURN_IF_ERROR(check_kind(kCall, "k", k.kind, c.recipe.k, c, c.head_dim));
   MPFA_RETURN_IF_ERROR(check_kind(kCall, "v", v.kind, c.recipe.v, c, c.head_dim_v));

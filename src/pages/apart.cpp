@@ -1,6 +1,8 @@
 // Whether two sets of pages share bytes: what is written must not also be read, or written, as something else.
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <new>
 #include <vector>
 
 #include "pages/pages.hpp"
@@ -70,33 +72,37 @@ void add_rows(const Part& p, std::int64_t period, std::vector<Range>& out) {
   }
 }
 
-bool share(const Part& a, const Part& b) {
-  if (!meet(range_of(a, a.pages), range_of(b, b.pages))) return false;
-  const std::int64_t period = std::abs(a.strides.page);
-  if (a.pages == 1 && b.pages == 1) {
-    if (!meet(range_of(a, 1), range_of(b, 1))) return false;
-  } else if (period == 0 || period != std::abs(b.strides.page)) {
-    return true;  // pages that interleave at two different strides meet sooner or later
-  } else {
-    // Parts that stay side by side within a page, as of joined pages, need no look at their rows.
-    const Range x = range_of(a, 1), y = range_of(b, 1);
-    const std::int64_t x0 = x.begin % period, y0 = y.begin % period;
-    const Range xs{x0, x0 + x.end - x.begin}, ys{y0, y0 + y.end - y.begin};
-    if (xs.end <= period && ys.end <= period && !meet(xs, ys)) return false;
-  }
-  constexpr std::int64_t kNoPeriod = std::int64_t{1} << 62;
-  std::vector<Range> ranges;
-  add_rows(a, a.pages == 1 && b.pages == 1 ? kNoPeriod : period, ranges);
-  const std::size_t first_of_b = ranges.size();
-  add_rows(b, a.pages == 1 && b.pages == 1 ? kNoPeriod : period, ranges);
+constexpr std::int64_t kNoPeriod = std::int64_t{1} << 62;  // past every address
+
+/// Rows against rows; true, the careful answer, when there is no memory for the list of them.
+bool rows_meet(const Part& a, const Part& b, std::int64_t period) try {
+  std::vector<Range> x, y;
+  add_rows(a, period, x);
+  add_rows(b, period, y);
   const auto by_begin = [](const Range& l, const Range& r) { return l.begin < r.begin; };
-  std::sort(ranges.begin(), ranges.begin() + static_cast<std::ptrdiff_t>(first_of_b), by_begin);
-  std::sort(ranges.begin() + static_cast<std::ptrdiff_t>(first_of_b), ranges.end(), by_begin);
-  for (std::size_t i = 0, j = first_of_b; i < first_of_b && j < ranges.size();) {
-    if (meet(ranges[i], ranges[j])) return true;
-    ranges[i].end <= ranges[j].begin ? ++i : ++j;
+  std::sort(x.begin(), x.end(), by_begin);
+  std::sort(y.begin(), y.end(), by_begin);
+  for (std::size_t i = 0, j = 0; i < x.size() && j < y.size();) {
+    if (meet(x[i], y[j])) return true;
+    x[i].end <= y[j].begin ? ++i : ++j;
   }
   return false;
+} catch (const std::bad_alloc&) {
+  return true;
+}
+
+bool share(const Part& a, const Part& b) {
+  if (!meet(range_of(a, a.pages), range_of(b, b.pages))) return false;
+  if (a.pages == 1 && b.pages == 1) return rows_meet(a, b, kNoPeriod);
+  const std::int64_t period = std::abs(a.strides.page);
+  // Pages that interleave at two different strides meet sooner or later.
+  if (period == 0 || period != std::abs(b.strides.page)) return true;
+  // Parts that stay side by side within a page, as of joined pages, need no look at their rows.
+  const Range x = range_of(a, 1), y = range_of(b, 1);
+  const std::int64_t x0 = x.begin % period, y0 = y.begin % period;
+  const Range xs{x0, x0 + x.end - x.begin}, ys{y0, y0 + y.end - y.begin};
+  if (xs.end <= period && ys.end <= period && !meet(xs, ys)) return false;
+  return rows_meet(a, b, period);
 }
 
 }  // namespace

@@ -155,6 +155,10 @@ TEST(ImportPages, RefusesWithNothingChanged) {
   EXPECT_THAT(refused(other, {0}, 3), HasSubstr("k is 'mxfp4 linear"));
   PagedCache measured = poisoned_cache(cache_config("mxfp4", 1));
   EXPECT_THAT(refused(measured, {0}, 3), HasSubstr("static or none"));
+  CacheConfig latent = c;
+  latent.shared_kv = true;
+  PagedCache shared = poisoned_cache(latent);
+  EXPECT_THAT(refused(shared, {0}, 3), HasSubstr("V of this cache is part of K"));
   ASSERT_TRUE(append(cache, 1, ids_from(0, 1)).ok());
   EXPECT_THAT(refused(cache, {0}, 3), HasSubstr("holds 1 tokens"));
 }

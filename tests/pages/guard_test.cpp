@@ -42,12 +42,13 @@ TEST(Guards, TightBuffersAreReadInsideTheirBounds) {
         const std::vector<double> want = a.out;
         const CacheView own = a.cache.view();
         const std::span<const std::int32_t> ids(own.page_table, 5);
-        for (const bool at_end : {true, false}) {
+        for (const auto& [order, at_end] :
+             {std::pair{PageOrder::nhd, true}, {PageOrder::hnd, true}, {PageOrder::nhd, false}}) {
           PagesKind kind = k_pages(own).kind;
           kind.num_pages = 5;
           const PageGeometry g = pages_geometry(kind).value();
-          const PageStrides ds = dense_strides(PageOrder::nhd, g.data_rows, kHeads, g.data_row_bytes),
-                            ss = dense_strides(PageOrder::nhd, g.scale_rows, kHeads, g.scale_row_bytes);
+          const PageStrides ds = dense_strides(order, g.data_rows, kHeads, g.data_row_bytes),
+                            ss = dense_strides(order, g.scale_rows, kHeads, g.scale_row_bytes);
           const Guarded kd(5 * ds.page, at_end), ks(5 * ss.page, at_end), vd(5 * ds.page, at_end),
               vs(5 * ss.page, at_end);
           const auto pages = [&](const Guarded& data, const Guarded& scales) {
