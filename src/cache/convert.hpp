@@ -1,6 +1,7 @@
 // Rows of caller tensors as float32, and bf16 bits: the two conversions cache and kernels share.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "formats/elements.hpp"
@@ -22,7 +23,11 @@ inline void load_row(const void* data, DType t, std::int64_t offset, std::int64_
   switch (t) {
     case DType::f32: {
       const float* p = static_cast<const float*>(data) + offset;
-      for (std::int64_t i = 0; i < n; ++i) out[i] = p[i * stride];
+      if (stride == 1) {
+        std::copy_n(p, n, out);
+      } else {
+        for (std::int64_t i = 0; i < n; ++i) out[i] = p[i * stride];
+      }
       return;
     }
     case DType::bf16: {

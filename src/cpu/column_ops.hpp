@@ -1,5 +1,5 @@
-// Element-wise steps of a transposed tile x[keys][ld]: query rows lie along the lanes, ld is a multiple of
-// kLaneMultiple. Compiled for every instruction set the compiler offers and chosen at run time.
+// Softmax of a transposed tile x[keys][width]: query rows lie along the lanes, width is a multiple of kLaneMultiple, so
+// every step is element-wise. Compiled for every instruction set the compiler offers and chosen at run time.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace mpfa::cpu {
 
-/// x *= scale (-inf stays); m[r] becomes max(m[r], column maximum) and keep[r] = exp2(old m - new m): 0 for a row that
-/// had no key before, 1 for one that still has none. NaN scores do not count for the maximum.
-void column_max(std::int64_t keys, std::int64_t ld, float scale, float* x, float* m, float* keep);
+/// m[r] becomes max(m[r], maximum of the column * scale) and keep[r] = exp2(old m - new m): 0 for a row that had no key
+/// before, 1 for one that still has none. NaN scores do not count for the maximum. scale > 0.
+void column_max(std::int64_t keys, std::int64_t width, float scale, const float* x, float* m, float* keep);
 
-/// x = round(exp2(x - m)), 0 where masked; l[r] = l[r] * keep[r] + the sum before rounding, or of what was rounded
-/// (same_codes). Modes without blocks along the keys: f32, bf16, e4m3.
-void column_exp2(PMode mode, float p_scale, bool same_codes, std::int64_t keys, std::int64_t ld, const float* m,
-                 const float* keep, float* x, float* l);
+/// x = round(exp2(x * scale - m)), 0 where x is -inf; l[r] = l[r] * keep[r] + the sum before rounding, or of what was
+/// rounded (same_codes). A column with a NaN makes l[r] a NaN. Modes with blocks along the keys need a whole tile.
+void column_round(PMode mode, float p_scale, bool same_codes, std::int64_t keys, std::int64_t width, float scale,
+                  const float* m, const float* keep, float* x, float* l);
 
 }  // namespace mpfa::cpu

@@ -8,7 +8,6 @@
 
 #include "cpu/expand.hpp"
 #include "cpu/factor_ops.hpp"
-#include "cpu/many_rows.hpp"
 #include "cpu/score_ops.hpp"
 #include "cpu/value_ops.hpp"
 #include "cpu/word_ops.hpp"
@@ -43,14 +42,12 @@ void choose_words(const Task& task, Scratch& s) {
   const bool affine_v = cache.sequences != nullptr && cache.sequences[task.sequence].v_alpha != nullptr;
   const WordFormat k = word_format(cache.k_format, cache.head_dim);
   const WordFormat v = word_format(cache.v_format, cache.head_dim_v);
-  s.words_k = s.words_v = false;
-  if (task.count <= kFewRows) {
-    s.words_k = takes(k, cache.head_dim) && score_ops_take(cache.head_dim / k.per_word);
-    s.words_v = takes(v, cache.head_dim_v) && value_ops_take(cache.head_dim_v, v.block);
-  } else if (task.count >= kManyRows) {
-    // Between few and many rows neither path fits: a tile of floats in the order of the channels serves them.
+  if (task.columns) {
     s.words_k = takes(k, cache.head_dim) && word_ops_take(cache.head_dim / k.per_word);
     s.words_v = takes(v, cache.head_dim_v) && word_ops_take(cache.head_dim_v / v.per_word);
+  } else {
+    s.words_k = takes(k, cache.head_dim) && score_ops_take(cache.head_dim / k.per_word);
+    s.words_v = takes(v, cache.head_dim_v) && value_ops_take(cache.head_dim_v, v.block);
   }
   s.words_v &= !affine_v;
 }
@@ -119,26 +116,17 @@ bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch&
 std::int64_t output_place(const Task& task, const Scratch& s, std::int64_t channel) {
   const std::int64_t dv = task.tensors->cache.head_dim_v;
   if (!s.words_v) return channel;
-  const WordFormat w = word_format(task.tensors->cache.v_format, dv);
-  if (task.count > kFewRows) return word_index(channel, w.per_word, dv / w.per_word);
-  return value_index(channel, value_span(w.code));
+  return value_index(channel, value_span(word_format(task.tensors->cache.v_format, dv).code));
 }
 
 void restore_channels(const Task& task, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
   const std::int64_t dv = cache.head_dim_v;
-  const WordFormat w = word_format(cache.v_format, dv);
-  const std::int64_t span = value_span(w.code), half = span / 2, words = dv / w.per_word;
-  if (task.count <= kFewRows && span == 1) return;
+  const std::int64_t span = value_span(word_format(cache.v_format, dv).code), half = span / 2;
+  if (span == 1) return;
   for (std::int64_t r = 0; r < task.count; ++r) {
     float* o = s.packed.o + r * padded(dv);
     std::copy_n(o, dv, s.v);
-    if (task.count > kFewRows) {
-      for (std::int64_t n = 0; n < w.per_word; ++n) {
-        for (std::int64_t i = 0; i < words; ++i) o[w.per_word * i + n] = s.v[n * words + i];
-      }
-      continue;
-    }
     for (std::int64_t at = 0; at < dv; at += span) {
       for (std::int64_t i = 0; i < half; ++i) {
         o[at + i] = s.v[at + 2 * i];

@@ -23,7 +23,7 @@ void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& scra
 /// scratch.packed.o (order of value_index()) += P V over the same keys. False, with nothing done, when V holds a NaN or
 /// Inf.
 [[nodiscard]] bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
-/// scratch.packed.o from value_index(), or word order with many rows, to the order of the channels.
+/// scratch.packed.o from value_index() to the order of the channels.
 void restore_channels(const Task& task, Scratch& scratch);
 
 }  // namespace mpfa::cpu

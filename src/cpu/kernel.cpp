@@ -10,6 +10,7 @@
 #include "cache/hadamard.hpp"
 #include "cpu/few_rows.hpp"
 #include "cpu/many_rows.hpp"
+#include "cpu/panel_ops.hpp"
 #include "cpu/queries.hpp"
 #include "cpu/store.hpp"
 #include "cpu/tile.hpp"
@@ -18,6 +19,8 @@
 namespace mpfa::cpu {
 namespace {
 
+constexpr std::int64_t kSplitRows = 128;  // most rows of a (sequence, KV head) whose keys are split
+constexpr std::int64_t kTasksPerThread = 4;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 std::int64_t total_rows(const AttentionProblem& p) {
@@ -26,7 +29,7 @@ std::int64_t total_rows(const AttentionProblem& p) {
 
 /// Floats of one split's partial result for a block of rows.
 std::int64_t partial_floats(const AttentionProblem& p) {
-  return kRowBlock * (padded(p.head_dim_v) + 2);
+  return kSplitRows * (padded(p.head_dim_v) + 2);
 }
 
 std::int64_t max_splits(const AttentionProblem& p, std::int64_t split_keys) {
@@ -38,20 +41,33 @@ struct Item {
   std::int64_t sequence, kv_head, row0, count, split, splits, partial;
 };
 
-/// Sequences whose rows fill one block are split along the keys; longer ones have blocks enough.
+/// Rows of a task: as many as share an expanded tile well, fewer where threads would have nothing to do. What a row
+/// becomes does not depend on it.
+std::int64_t rows_per_task(const Plan& plan, const AttentionTensors& t) {
+  const AttentionProblem& p = plan.problem;
+  std::int64_t rows = 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) rows += query_rows(t, b).count * p.q_heads;
+  std::int64_t block = kRowBlock;
+  while (block > kPanel && rows / block < kTasksPerThread * plan.threads) block /= 2;
+  return block;
+}
+
+/// Sequences with few rows are split along the keys; others have blocks enough.
 std::vector<Item> list_items(const Plan& plan, const AttentionTensors& t) {
   const AttentionProblem& p = plan.problem;
   const std::int64_t group = p.q_heads / p.kv_heads;
+  const std::int64_t block = rows_per_task(plan, t);
   std::vector<Item> items;
   std::int64_t partial = 0;
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const std::int64_t rows = query_rows(t, b).count * group;
     const std::int64_t sk = t.cache.lengths[b];
     const std::int64_t splits =
-        rows <= kRowBlock ? std::max<std::int64_t>((sk + plan.split_keys - 1) / plan.split_keys, 1) : 1;
+        rows <= kSplitRows ? std::max<std::int64_t>((sk + plan.split_keys - 1) / plan.split_keys, 1) : 1;
     for (std::int64_t g = 0; g < p.kv_heads; ++g) {
-      for (std::int64_t row0 = 0; row0 < rows; row0 += kRowBlock) {
-        const std::int64_t count = std::min(kRowBlock, rows - row0);
+      const std::int64_t step = splits > 1 ? kSplitRows : block;
+      for (std::int64_t row0 = 0; row0 < rows; row0 += step) {
+        const std::int64_t count = std::min(step, rows - row0);
         for (std::int64_t s = 0; s < splits; ++s) {
           items.push_back({b, g, row0, count, s, splits, splits > 1 ? partial++ : -1});
         }
@@ -61,26 +77,38 @@ std::vector<Item> list_items(const Plan& plan, const AttentionTensors& t) {
   return items;
 }
 
-void describe_rows(const Plan& plan, const AttentionTensors& t, const Item& item, const Queries& queries, Task& task) {
+/// With block.packed null the task gets no queries, only what storing its rows needs.
+void describe_rows(const Plan& plan, const AttentionTensors& t, const Item& item, const Queries& queries,
+                   const QueryBlock& block, Task& task) {
   const AttentionProblem& p = plan.problem;
   const auto [sq, first] = query_rows(t, item.sequence);
   const std::int64_t sk = t.cache.lengths[item.sequence];
-  const std::int64_t base = queries.row(first, sq, item.kv_head) + item.row0;
+  const std::int64_t group = p.q_heads / p.kv_heads;
   task.problem = &p;
   task.tensors = &t;
   task.sequence = item.sequence;
   task.kv_head = item.kv_head;
   task.count = item.count;
-  task.q_packed = queries.packed + base * p.head_dim;
-  task.q_wide = queries.wide == nullptr ? nullptr : queries.wide + base * p.head_dim;
+  task.columns = sq * group >= kManyRows;
+  const float* shift = block.shift;
+  if (prepares_rows(p)) {
+    prepare_rows(p, t, item.sequence, item.kv_head, item.row0, item.count, block);
+    task.q_packed = block.packed;
+    task.q_wide = block.wide;
+  } else {
+    const std::int64_t base = queries.row(first, sq, item.kv_head) + item.row0;
+    task.q_packed = queries.packed + base * p.head_dim;
+    task.q_wide = queries.wide == nullptr ? nullptr : queries.wide + base * p.head_dim;
+    shift = queries.shift + base;
+  }
   for (std::int64_t r = 0; r < item.count; ++r) {
     Row& row = task.rows[r];
-    row.token = (item.row0 + r) / queries.group;
+    row.token = (item.row0 + r) / group;
     row.position = row.token + sk - sq;
-    row.head = item.kv_head * queries.group + (item.row0 + r) % queries.group;
+    row.head = item.kv_head * group + (item.row0 + r) % group;
     row.keys = visible_keys(p, row.token, sq, sk);
     row.packed = packed_keys(p, t, item.sequence, row.keys);
-    row.shift = queries.shift[base + r];
+    row.shift = shift[r];
     if (item.splits > 1) {
       row.keys.begin = std::max(row.keys.begin, item.split * plan.split_keys);
       row.keys.end = std::min(row.keys.end, (item.split + 1) * plan.split_keys);
@@ -106,8 +134,9 @@ void merge_into(std::int64_t rows, std::int64_t dv, OnlineState& a, const Online
 
 void run_tiles(const Plan& plan, const Task& task, Scratch& scratch) {
   const AttentionProblem& p = plan.problem;
-  reset(p, task.count, scratch.packed);
-  reset(p, task.count, scratch.wide);
+  const std::int64_t rows = task.columns ? padded(task.count) : task.count;
+  reset(p, rows, scratch.packed);
+  reset(p, rows, scratch.wide);
   KeyRange all{std::numeric_limits<std::int64_t>::max(), 0};
   for (std::int64_t r = 0; r < task.count; ++r) {
     const KeyRange& k = task.rows[r].keys;
@@ -117,23 +146,28 @@ void run_tiles(const Plan& plan, const Task& task, Scratch& scratch) {
   }
   if (all.begin >= all.end) return;
   choose_words(task, scratch);
-  task.count >= kManyRows ? start_columns(task, scratch) : start_words(task, scratch);
+  task.columns ? start_columns(task, scratch) : start_words(task, scratch);
+  const auto add = task.columns ? add_columns : add_tile;
   const std::int64_t first = all.begin / kKeyTile;
   const std::int64_t last = (all.end - 1) / kKeyTile;
   for (std::int64_t i = first; i <= last; ++i) {
     const std::int64_t tile = (p.recipe.order == KeyOrder::reverse ? first + last - i : i) * kKeyTile;
-    add_tile(task, tile, Source::pages, scratch);
-    if (task.q_wide != nullptr && task.tensors->cache.sequences != nullptr) add_tile(task, tile, Source::bf16, scratch);
+    add(task, tile, Source::pages, scratch);
+    if (task.q_wide != nullptr && task.tensors->cache.sequences != nullptr) add(task, tile, Source::bf16, scratch);
   }
-  if (scratch.words_v) restore_channels(task, scratch);
+  if (task.columns) {
+    finish_columns(task, scratch);
+  } else if (scratch.words_v) {
+    restore_channels(task, scratch);
+  }
   merge_into(task.count, padded(p.head_dim_v), scratch.packed, scratch.wide);
 }
 
 OnlineState partial_state(const AttentionProblem& p, float* partials, std::int64_t index) {
   OnlineState s;
   s.o = partials + index * partial_floats(p);
-  s.m = s.o + kRowBlock * padded(p.head_dim_v);
-  s.l = s.m + kRowBlock;
+  s.m = s.o + kSplitRows * padded(p.head_dim_v);
+  s.l = s.m + kSplitRows;
   return s;
 }
 
@@ -160,16 +194,18 @@ Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace works
   float* scratch = memory;
   float* partials = memory + plan.threads * padded(scratch_floats(p));
 
-  threads::run_tasks(executor, p.batch * p.kv_heads, plan.threads, [&](std::int64_t i, int) {
-    prepare_queries(p, tensors, i / p.kv_heads, i % p.kv_heads, queries);
-  });
+  if (!prepares_rows(p)) {
+    threads::run_tasks(executor, p.batch * p.kv_heads, plan.threads, [&](std::int64_t i, int) {
+      prepare_queries(p, tensors, i / p.kv_heads, i % p.kv_heads, queries);
+    });
+  }
   const std::vector<Item> items = list_items(plan, tensors);
   const auto count = static_cast<std::int64_t>(items.size());
   threads::run_tasks(executor, count, plan.threads, [&](std::int64_t i, int worker) {
     const Item& item = items[i];
     Task task;
-    describe_rows(plan, tensors, item, queries, task);
     Scratch s = lay_out_scratch(p, scratch + worker * padded(scratch_floats(p)));
+    describe_rows(plan, tensors, item, queries, s.queries, task);
     run_tiles(plan, task, s);
     if (item.partial < 0) {
       store_rows(task, s.packed);
@@ -188,7 +224,8 @@ Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace works
       merge_into(item.count, padded(p.head_dim_v), sum, partial_state(p, partials, item.partial + s));
     }
     Task task;
-    describe_rows(plan, tensors, item, queries, task);
+    float shift[kSplitRows];
+    describe_rows(plan, tensors, item, queries, {nullptr, nullptr, shift}, task);
     store_rows(task, sum);
   });
   return {};

@@ -6,12 +6,12 @@
 
 #include "attention/logit.hpp"
 #include "attention/sequences.hpp"
+#include "cache/convert.hpp"
 #include "cpu/column_ops.hpp"
 #include "cpu/expand.hpp"
 #include "cpu/few_rows.hpp"
-#include "cpu/finite.hpp"
-#include "cpu/page_means.hpp"
-#include "cpu/round_p.hpp"
+#include "cpu/panel_ops.hpp"
+#include "cpu/query_ops.hpp"
 #include "cpu/word_ops.hpp"
 
 namespace mpfa::cpu {
@@ -24,18 +24,44 @@ std::int64_t channels(const AttentionProblem& p) {
   return p.head_dim + (p.recipe.rank_one == RankOne::off ? 0 : p.q_heads / p.kv_heads);
 }
 
-float* queries_of(const AttentionProblem& p, const Scratch& s, Source source) {
-  return s.q_columns + (source == Source::pages ? 0 : channels(p) * kRowBlock);
+/// Rows [row0, row0 + count) of a task, in `width` lanes.
+struct Panel {
+  std::int64_t row0 = 0, count = 0, width = 0;
+};
+
+Panel panel_at(const Task& task, std::int64_t row0) {
+  const std::int64_t count = std::min(kPanel, task.count - row0);
+  return {row0, count, count <= kPanel / 2 ? kPanel / 2 : kPanel};
 }
 
-/// Channel c of the queries to row place(c) of out [d, ld], zero for rows past the task's.
-template <class Place>
-void transpose(const float* q, std::int64_t count, std::int64_t d, std::int64_t ld, Place place, float* out) {
-  for (std::int64_t c = 0; c < d; ++c) {
-    float* column = out + place(c) * ld;
-    for (std::int64_t r = 0; r < count; ++r) column[r] = q[r * d + c];
-    std::fill(column + count, column + ld, 0.0F);
+/// Panel-wise [channels][width]; those before row0 are all kPanel wide.
+float* queries_of(const AttentionProblem& p, const Scratch& s, Source source, std::int64_t row0) {
+  return s.q_columns + channels(p) * ((source == Source::pages ? 0 : kRowBlock) + row0);
+}
+
+/// What a panel sees of a tile: no key outside `hull`, and `all` of it where no mask is needed.
+struct Sight {
+  KeyRange hull{kKeyTile, 0};
+  bool all = true;
+};
+
+Sight sight_of(const Task& task, const Panel& panel, std::int64_t first, Source source) {
+  const auto whole = [&](std::int64_t r) {
+    const KeyRange seen = visible(task.rows[r], first, source).part[0];
+    return seen.begin == 0 && seen.end == kKeyTile;
+  };
+  // Later rows see later keys, so what the first and the last row see is seen by all.
+  if (whole(panel.row0) && whole(panel.row0 + panel.count - 1)) return {{0, kKeyTile}, true};
+  Sight sight;
+  sight.all = false;
+  for (std::int64_t r = 0; r < panel.count; ++r) {
+    for (const KeyRange& part : visible(task.rows[panel.row0 + r], first, source).part) {
+      if (part.begin >= part.end) continue;
+      sight.hull.begin = std::min(sight.hull.begin, part.begin);
+      sight.hull.end = std::max(sight.hull.end, part.end);
+    }
   }
+  return sight;
 }
 
 /// Rows of s.k get the terms of their key at channels [head_dim, head_dim + group).
@@ -52,12 +78,12 @@ void place_rank_one(const Task& task, std::int64_t first, KeyRange c, std::int64
 }
 
 /// Logits with softcap, ALiBi, a mask tensor or a cap: one by one, in log2 units.
-void finish_logits(const Task& task, std::int64_t first, const Visible* seen, std::int64_t ld, float scale, float* x) {
-  for (std::int64_t r = 0; r < task.count; ++r) {
-    const Row& row = task.rows[r];
-    for (const KeyRange& part : seen[r].part) {
+void finish_logits(const Task& task, const Panel& panel, std::int64_t first, Source source, float scale, float* x) {
+  for (std::int64_t r = 0; r < panel.count; ++r) {
+    const Row& row = task.rows[panel.row0 + r];
+    for (const KeyRange& part : visible(row, first, source).part) {
       for (std::int64_t j = part.begin; j < part.end; ++j) {
-        float& logit = x[j * ld + r];
+        float& logit = x[j * panel.width + r];
         logit = finish_logit(*task.problem, *task.tensors, logit * scale, row.shift, task.sequence, row.head, row.token,
                              row.position, first + j) *
                 static_cast<float>(kLog2E);
@@ -66,122 +92,154 @@ void finish_logits(const Task& task, std::int64_t first, const Visible* seen, st
   }
 }
 
-/// -inf where a row does not see the key.
-void mask_columns(const Task& task, KeyRange c, const Visible* seen, std::int64_t ld, float* x) {
-  for (std::int64_t r = 0; r < task.count; ++r) {
+/// -inf where a row does not see a key of `c`.
+void mask_columns(const Task& task, const Panel& panel, std::int64_t first, Source source, KeyRange c, float* x) {
+  for (std::int64_t r = 0; r < panel.count; ++r) {
     std::int64_t done = c.begin;
-    for (const KeyRange& part : seen[r].part) {
+    for (const KeyRange& part : visible(task.rows[panel.row0 + r], first, source).part) {
       if (part.begin >= part.end) continue;
-      for (; done < part.begin; ++done) x[done * ld + r] = kMasked;
+      for (; done < part.begin; ++done) x[done * panel.width + r] = kMasked;
       done = part.end;
     }
-    for (; done < c.end; ++done) x[done * ld + r] = kMasked;
+    for (; done < c.end; ++done) x[done * panel.width + r] = kMasked;
   }
 }
 
-/// P modes with blocks along the keys: row by row, through the code of the other path.
-void round_rows(const Task& task, KeyRange c, std::int64_t ld, const float* keep, float* x, OnlineState& state) {
-  const Recipe& recipe = task.problem->recipe;
-  float row[kKeyTile];
-  for (std::int64_t r = 0; r < task.count; ++r) {
-    if (state.m[r] == kMasked) {
-      for (std::int64_t j = c.begin; j < c.end; ++j) x[j * ld + r] = 0.0F;
-      continue;
-    }
-    std::fill_n(row, kKeyTile, kMasked);
-    for (std::int64_t j = c.begin; j < c.end; ++j) row[j] = x[j * ld + r];
-    const float sum =
-        round_row(recipe.p, recipe.p_scale, state.m[r], recipe.denominator == Denominator::same_codes, row);
-    state.l[r] = state.l[r] * keep[r] + sum;
-    for (std::int64_t j = c.begin; j < c.end; ++j) x[j * ld + r] = row[j];
-  }
+bool has_blocks(PMode mode) {
+  return mode != PMode::f32 && mode != PMode::bf16 && mode != PMode::e4m3 && mode != PMode::e4m3_loglin;
 }
 
-/// O += P V; a tile with NaN or Inf in V gives a row only the keys that weigh something.
-void accumulate_columns(const Task& task, KeyRange c, std::int64_t ld, const float* p, const Scratch& s, float* o) {
-  const std::int64_t dv = padded(task.tensors->cache.head_dim_v);
-  const float* v = s.v + c.begin * dv;
-  if (all_finite(v, (c.end - c.begin) * dv)) {
-    gemm_strided(task.count, c.end - c.begin, dv, p + c.begin * ld, 1, ld, v, dv, o, dv, true);
-    return;
-  }
-  for (std::int64_t r = 0; r < task.count; ++r) {
-    for (std::int64_t j = c.begin; j < c.end; ++j) {
-      const float weight = p[j * ld + r];
-      if (weight == 0.0F) continue;
-      for (std::int64_t i = 0; i < dv; ++i) o[r * dv + i] += weight * s.v[j * dv + i];
+/// v_mean=page: O += (sum of P over the keys of a page) * mean of the page. A page without weight adds nothing, NaN or
+/// not.
+void add_panel_means(const Task& task, const Panel& panel, std::int64_t first, KeyRange c, const float* p, Scratch& s,
+                     float* o) {
+  const CacheView& cache = task.tensors->cache;
+  const std::int64_t d = cache.head_dim_v;
+  const std::int64_t per_word = s.words_v ? formats::word_format(cache.v_format, d).per_word : 1;
+  float* const mean = s.factors;  // free between two tiles
+  float ones[kPanel];
+  std::fill_n(ones, kPanel, 1.0F);
+  for_page_runs(task, first, c, [&](const PageRun& run) {
+    const std::uint16_t* bits =
+        cache.v_page_means + run.page * cache.v_page_mean_page_stride + task.kv_head * cache.v_page_mean_head_stride;
+    for (std::int64_t n = 0; n < per_word; ++n) {
+      for (std::int64_t i = 0; i < d / per_word; ++i)
+        mean[n * (d / per_word) + i] = bf16_to_float(bits[i * per_word + n]);
     }
+    float weights[kPanel] = {};
+    for (std::int64_t j = run.column; j < run.column + run.count; ++j) {
+      for (std::int64_t r = 0; r < panel.width; ++r) weights[r] += p[j * panel.width + r];
+    }
+    panel_product_selected(d, 1, panel.width, mean, 1, 0, weights, ones, o);
+  });
+}
+
+/// Scores, softmax and O += P V of one panel; K and V of keys `sight.hull` lie expanded in the scratch.
+void add_panel(const Task& task, const Panel& panel, const Sight& sight, std::int64_t first, Source source,
+               bool v_finite, Scratch& s) {
+  const AttentionProblem& p = *task.problem;
+  const bool pages = source == Source::pages;
+  const std::int64_t depth = pages ? channels(p) : p.head_dim;
+  const std::int64_t dv = padded(p.head_dim_v);
+  const auto [begin, end] = sight.hull;
+  OnlineState& state = pages ? s.packed : s.wide;
+  float* m = state.m + panel.row0;
+  float* keep = s.q_columns + 2 * channels(p) * kRowBlock;
+  float* x = s.s;
+  panel_product(end - begin, depth, panel.width, s.k + begin * depth, depth, 1, queries_of(p, s, source, panel.row0),
+                nullptr, x + begin * panel.width);
+
+  const bool plain = p.recipe.logit_cap <= 0.0F && p.softcap <= 0.0F && !p.alibi && p.mask == MaskTensor::none;
+  const float scale = plain ? softmax_scale(p) * static_cast<float>(kLog2E) : 1.0F;
+  if (!plain) finish_logits(task, panel, first, source, softmax_scale(p), x);
+  if (!sight.all) mask_columns(task, panel, first, source, sight.hull, x);
+
+  const PMode mode = pages ? p.recipe.p : PMode::bf16;
+  KeyRange rounded = sight.hull;
+  if (has_blocks(mode)) {
+    std::fill(x, x + begin * panel.width, kMasked);
+    std::fill(x + end * panel.width, x + kKeyTile * panel.width, kMasked);
+    rounded = {0, kKeyTile};
+  }
+  column_max(end - begin, panel.width, scale, x + begin * panel.width, m, keep);
+  column_round(mode, p.recipe.p_scale, pages && p.recipe.denominator == Denominator::same_codes,
+               rounded.end - rounded.begin, panel.width, scale, m, keep, x + rounded.begin * panel.width,
+               state.l + panel.row0);
+  // A tile with NaN or Inf in V gives a row only the keys that weigh something.
+  const auto accumulate = v_finite ? panel_product : panel_product_selected;
+  accumulate(p.head_dim_v, end - begin, panel.width, s.v + begin * dv, 1, dv, x + begin * panel.width, keep,
+             state.o + panel.row0 * dv);
+  if (pages && task.tensors->cache.v_page_means != nullptr) {
+    add_panel_means(task, panel, first, sight.hull, x, s, state.o + panel.row0 * dv);
   }
 }
 
 }  // namespace
 
 std::int64_t column_floats(const AttentionProblem& problem) {
-  return 2 * channels(problem) * kRowBlock + padded(kRowBlock);
+  return 2 * channels(problem) * kRowBlock + kPanel;
 }
 
 void start_columns(const Task& task, Scratch& s) {
   const AttentionProblem& p = *task.problem;
-  const std::int64_t ld = padded(task.count);
-  float* packed = queries_of(p, s, Source::pages);
-  const auto channel = [](std::int64_t c) { return c; };
-  if (s.words_k) {
-    const std::int64_t per_word = formats::word_format(task.tensors->cache.k_format, p.head_dim).per_word;
-    const auto word = [&](std::int64_t c) { return word_index(c, per_word, p.head_dim / per_word); };
-    transpose(task.q_packed, task.count, p.head_dim, ld, word, packed);
-  } else {
-    transpose(task.q_packed, task.count, p.head_dim, ld, channel, packed);
-  }
+  const std::int64_t per_word = s.words_k ? formats::word_format(task.tensors->cache.k_format, p.head_dim).per_word : 1;
   const std::int64_t members = channels(p) - p.head_dim;
-  std::fill_n(packed + p.head_dim * ld, members * ld, 0.0F);
-  for (std::int64_t r = 0; members > 0 && r < task.count; ++r) {
-    packed[(p.head_dim + task.rows[r].head % members) * ld + r] = 1.0F;
-  }
-  if (task.q_wide != nullptr) {
-    transpose(task.q_wide, task.count, p.head_dim, ld, channel, queries_of(p, s, Source::bf16));
+  for (std::int64_t row0 = 0; row0 < task.count; row0 += kPanel) {
+    const Panel panel = panel_at(task, row0);
+    float* q = queries_of(p, s, Source::pages, row0);
+    rows_to_columns(task.q_packed + row0 * p.head_dim, p.head_dim, panel.count, p.head_dim, per_word, q, panel.width);
+    float* ones = q + p.head_dim * panel.width;
+    std::fill_n(ones, members * panel.width, 0.0F);
+    for (std::int64_t r = 0; members > 0 && r < panel.count; ++r) {
+      ones[task.rows[row0 + r].head % members * panel.width + r] = 1.0F;
+    }
+    if (task.q_wide != nullptr) {
+      rows_to_columns(task.q_wide + row0 * p.head_dim, p.head_dim, panel.count, p.head_dim, 1,
+                      queries_of(p, s, Source::bf16, row0), panel.width);
+    }
   }
 }
 
-void add_columns(const Task& task, std::int64_t first, KeyRange c, const Visible* seen, Source source, Scratch& s) {
+void add_columns(const Task& task, std::int64_t first, Source source, Scratch& s) {
   const AttentionProblem& p = *task.problem;
-  const Recipe& recipe = p.recipe;
-  const bool pages = source == Source::pages;
-  const std::int64_t ld = padded(task.count);
-  const std::int64_t depth = pages ? channels(p) : p.head_dim;
-  OnlineState& state = pages ? s.packed : s.wide;
-  if (pages) {
+  Sight sights[kRowBlock / kPanel];
+  KeyRange c{kKeyTile, 0};
+  for (std::int64_t row0 = 0; row0 < task.count; row0 += kPanel) {
+    Sight& sight = sights[row0 / kPanel] = sight_of(task, panel_at(task, row0), first, source);
+    c.begin = std::min(c.begin, sight.hull.begin);
+    c.end = std::max(c.end, sight.hull.end);
+  }
+  if (c.begin >= c.end) return;
+  const std::int64_t dv = padded(p.head_dim_v);
+  if (source == Source::pages) {
+    const std::int64_t depth = channels(p);
     s.words_k ? expand_words(task, first, c, true, s.k, depth, s) : expand_k_rows(task, first, c, depth, s);
-    s.words_v ? expand_words(task, first, c, false, s.v, padded(p.head_dim_v), s) : expand_v(task, first, c, s);
+    s.words_v ? expand_words(task, first, c, false, s.v, dv, s) : expand_v(task, first, c, s);
     if (depth > p.head_dim) place_rank_one(task, first, c, depth, s);
   } else {
     expand_wide_rows(task, first, c, s);
   }
-  float* x = s.s;
-  gemm(c.end - c.begin, depth, ld, s.k + c.begin * depth, depth, queries_of(p, s, source), ld, x + c.begin * ld, ld,
-       false);
-
-  const float log2_scale = softmax_scale(p) * static_cast<float>(kLog2E);
-  const bool plain = recipe.logit_cap <= 0.0F && p.softcap <= 0.0F && !p.alibi && p.mask == MaskTensor::none;
-  if (!plain) finish_logits(task, first, seen, ld, softmax_scale(p), x);
-  mask_columns(task, c, seen, ld, x);
-
-  const PMode mode = pages ? recipe.p : PMode::bf16;
-  const bool same_codes = pages && recipe.denominator == Denominator::same_codes;
-  float* keep = s.q_columns + 2 * channels(p) * kRowBlock;
-  float* tile = x + c.begin * ld;
-  const std::int64_t keys = c.end - c.begin;
-  column_max(keys, ld, plain ? log2_scale : 1.0F, tile, state.m, keep);
-  if (mode == PMode::f32 || mode == PMode::bf16 || mode == PMode::e4m3) {
-    column_exp2(mode, recipe.p_scale, same_codes, keys, ld, state.m, keep, tile, state.l);
-  } else {
-    round_rows(task, c, ld, keep, x, state);
+  const bool v_finite = panel_finite(s.v + c.begin * dv, (c.end - c.begin) * dv);
+  for (std::int64_t row0 = 0; row0 < task.count; row0 += kPanel) {
+    const Sight& sight = sights[row0 / kPanel];
+    if (sight.hull.begin >= sight.hull.end) continue;
+    add_panel(task, panel_at(task, row0), sight, first, source, v_finite, s);
   }
-  const std::int64_t dv = padded(p.head_dim_v);
-  for (std::int64_t r = 0; r < task.count; ++r) {
-    if (keep[r] != 1.0F) row_scale(state.o + r * dv, keep[r], dv);
+}
+
+void finish_columns(const Task& task, Scratch& s) {
+  const std::int64_t d = task.problem->head_dim_v;
+  const std::int64_t dv = padded(d);
+  const std::int64_t per_word = s.words_v ? formats::word_format(task.tensors->cache.v_format, d).per_word : 1;
+  for (std::int64_t row0 = 0; row0 < task.count; row0 += kPanel) {
+    const Panel panel = panel_at(task, row0);
+    const auto to_rows = [&](std::int64_t in_word, float* o) {
+      std::copy_n(o, d * panel.width, s.v);
+      columns_to_rows(s.v, panel.width, panel.count, d, in_word, o, dv);
+    };
+    to_rows(per_word, s.packed.o + row0 * dv);
+    if (task.q_wide != nullptr) to_rows(1, s.wide.o + row0 * dv);
   }
-  if (pages) add_page_means(task, first, c, x, 1, ld, s, state.o);
-  accumulate_columns(task, c, ld, x, s, state.o);
 }
 
 }  // namespace mpfa::cpu

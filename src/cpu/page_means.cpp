@@ -6,8 +6,7 @@
 
 namespace mpfa::cpu {
 
-void add_page_means(const Task& task, std::int64_t first, KeyRange c, const float* p, std::int64_t row_stride,
-                    std::int64_t key_stride, Scratch& s, float* o) {
+void add_page_means(const Task& task, std::int64_t first, KeyRange c, Scratch& s, float* o) {
   const CacheView& cache = task.tensors->cache;
   if (cache.v_page_means == nullptr) return;
   const std::int64_t dv = cache.head_dim_v;
@@ -17,9 +16,9 @@ void add_page_means(const Task& task, std::int64_t first, KeyRange c, const floa
         cache.v_page_means + run.page * cache.v_page_mean_page_stride + task.kv_head * cache.v_page_mean_head_stride;
     for (std::int64_t i = 0; i < dv; ++i) mean[output_place(task, s, i)] = bf16_to_float(bits[i]);
     for (std::int64_t r = 0; r < task.count; ++r) {
-      const float* row = p + r * row_stride;
+      const float* row = s.s + r * kKeyTile;
       float weight = 0.0F;
-      for (std::int64_t j = run.column; j < run.column + run.count; ++j) weight += row[j * key_stride];
+      for (std::int64_t j = run.column; j < run.column + run.count; ++j) weight += row[j];
       if (weight == 0.0F) continue;
       float* out = o + r * padded(dv);
       for (std::int64_t i = 0; i < dv; ++i) out[i] += weight * mean[i];

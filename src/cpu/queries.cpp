@@ -4,10 +4,77 @@
 
 #include "attention/query.hpp"
 #include "attention/sequences.hpp"
+#include "cache/convert.hpp"
+#include "cache/hadamard.hpp"
+#include "cpu/query_ops.hpp"
+#include "formats/dispatch.hpp"
 
 namespace mpfa::cpu {
 
+namespace {
+
+/// Vectors that centre the rows of query head h, null where there are none.
+struct Means {
+  const float *q = nullptr, *k = nullptr;
+};
+
+Means means_of(const AttentionProblem& p, const AttentionTensors& t, std::int64_t b, std::int64_t g, std::int64_t h) {
+  if (t.cache.sequences == nullptr) return {};
+  const SequenceView& s = t.cache.sequences[b];
+  const bool centred = p.recipe.q_centre != QCentre::none;
+  return {!centred || s.q_mean == nullptr ? nullptr : s.q_mean + h * p.head_dim,
+          s.k_mean == nullptr ? nullptr : s.k_mean + g * p.head_dim};
+}
+
+/// x -> its round trip through the format of Q, and for two terms + that of what is left.
+void quantise_row(const Recipe& r, std::int64_t d, float* x) {
+  if (r.q_terms == 1 && r.q.element == Element::f32) return;
+  if (r.q_terms == 1 && r.q.element == Element::bf16) return row_to_bf16(x, d);
+  float first[formats::kMaxHeadDim], second[formats::kMaxHeadDim];
+  round_trip_tokens(r.q, d, 1, x, d, first, d, nullptr);
+  if (r.q_terms == 2) {
+    for (std::int64_t i = 0; i < d; ++i) x[i] -= first[i];
+    round_trip_tokens(r.q, d, 1, x, d, second, d, nullptr);
+    for (std::int64_t i = 0; i < d; ++i) first[i] += second[i];
+  }
+  std::copy_n(first, d, x);
+}
+
+}  // namespace
+
+bool prepares_rows(const AttentionProblem& problem) {
+  const Recipe& r = problem.recipe;
+  return r.q_centre != QCentre::block && r.q.axis == PackAxis::head_dim && r.q.block_keys == 1;
+}
+
+void prepare_rows(const AttentionProblem& problem, const AttentionTensors& tensors, std::int64_t b, std::int64_t g,
+                  std::int64_t row0, std::int64_t count, const QueryBlock& block) {
+  const std::int64_t d = problem.head_dim;
+  const std::int64_t group = problem.q_heads / problem.kv_heads;
+  float only[formats::kMaxHeadDim];
+  for (std::int64_t r = 0; r < count; ++r) {
+    const std::int64_t h = g * group + (row0 + r) % group;
+    const Means mean = means_of(problem, tensors, b, g, h);
+    float* x = block.packed == nullptr ? only : block.packed + r * d;
+    load_row(tensors.q.data, tensors.q.dtype, row_offset(tensors.q, tensors, b, (row0 + r) / group, h),
+             tensors.q.stride[3], d, x);
+    const double dot = mean.k == nullptr ? 0.0 : row_dot(x, mean.k, d);
+    block.shift[r] = static_cast<float>(static_cast<double>(softmax_scale(problem)) * dot);
+    if (block.packed == nullptr) continue;
+    const bool rotate = problem.recipe.rotate != Rotate::none;
+    if (block.wide != nullptr) {
+      float* wide = block.wide + r * d;
+      std::copy_n(x, d, wide);
+      if (rotate) hadamard_rows(wide, 1, d, d);
+    }
+    for (std::int64_t i = 0; mean.q != nullptr && i < d; ++i) x[i] -= mean.q[i];
+    if (rotate) hadamard_rows(x, 1, d, d);
+    quantise_row(problem.recipe, d, x);
+  }
+}
+
 std::int64_t query_floats(const AttentionProblem& problem, std::int64_t rows) {
+  if (prepares_rows(problem)) return 0;
   const std::int64_t copies = keeps_wide_tokens(problem.recipe) ? 2 : 1;
   return rows * problem.q_heads * (copies * problem.head_dim + 1);
 }

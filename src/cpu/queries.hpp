@@ -1,4 +1,6 @@
-// Query rows as the tiles multiply them: centred, rotated and rounded once per call, grouped by KV head.
+// Query rows as the tiles multiply them: centred, rotated and rounded, grouped by KV head. A task prepares its own
+// rows; only recipes whose rows depend on each other (q_centre=block, Q formats with blocks along the rows) prepare
+// whole heads before.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +21,17 @@ struct Queries {
     return (first * kv_heads + g * count) * group;
   }
 };
+
+/// True when a task prepares its rows with prepare_rows(), false when the call starts with prepare_queries().
+[[nodiscard]] bool prepares_rows(const AttentionProblem& problem);
+
+/// Rows of one task: packed and wide (null when there are none) are [count, head_dim], shift is [count], as in Queries.
+struct QueryBlock {
+  float *packed = nullptr, *wide = nullptr, *shift = nullptr;
+};
+/// Fills rows [row0, row0 + count) of (sequence b, KV head g). block.packed may be null: then only shift is filled.
+void prepare_rows(const AttentionProblem& problem, const AttentionTensors& tensors, std::int64_t b, std::int64_t g,
+                  std::int64_t row0, std::int64_t count, const QueryBlock& block);
 
 /// Floats that prepare_queries needs for `rows` query rows (all heads), and lays out in `memory`.
 [[nodiscard]] std::int64_t query_floats(const AttentionProblem& problem, std::int64_t rows);

@@ -49,13 +49,14 @@ void round_direct(bool accurate, const float* log2_p, float* p) {
     }
     const float exponent = std::ceil(top);
     const float unit = std::exp2(exponent) / 6.0F;
+    float y[32], power[32];
     for (std::int64_t i = 0; i < 32; ++i) {
-      const float y = log2_p[b + i] - exponent + kLog2Six;
-      p[b + i] = nearest_e2m1(std::max(0.0F, 1.5F * y + 1.2F)) * unit;
+      y[i] = log2_p[b + i] - exponent + kLog2Six;
+      p[b + i] = nearest_e2m1(std::max(0.0F, 1.5F * y[i] + 1.2F)) * unit;
     }
-    for (std::int64_t i = 0; accurate && i < 32; i += 4) {
-      p[b + i] = nearest_e2m1(std::exp2(log2_p[b + i] - exponent + kLog2Six)) * unit;
-    }
+    if (!accurate) continue;
+    row_exp2(y, 0.0F, 32, power);
+    for (std::int64_t i = 0; i < 32; i += 4) p[b + i] = nearest_e2m1(power[i]) * unit;
   }
 }
 

@@ -28,7 +28,11 @@ void store_row(const MutableTensorView& out, std::int64_t offset, std::int64_t n
       }
       return;
     default:
-      for (std::int64_t i = 0; i < n; ++i) static_cast<float*>(out.data)[offset + i * step] = x[i];
+      if (step == 1) {
+        std::copy_n(x, n, static_cast<float*>(out.data) + offset);
+      } else {
+        for (std::int64_t i = 0; i < n; ++i) static_cast<float*>(out.data)[offset + i * step] = x[i];
+      }
   }
 }
 

@@ -25,14 +25,6 @@ KeyRange clip(std::int64_t begin, std::int64_t end, std::int64_t first) {
   return {std::max<std::int64_t>(begin - first, 0), std::min(end - first, kKeyTile)};
 }
 
-Visible visible(const Row& row, std::int64_t first, Source source) {
-  const KeyRange& k = row.keys;
-  const KeyRange& p = row.packed;
-  if (source == Source::pages) return {{clip(std::max(k.begin, p.begin), std::min(k.end, p.end), first), {0, 0}}};
-  const std::int64_t behind = std::max(p.begin, p.end);
-  return {{clip(k.begin, std::min(k.end, p.begin), first), clip(std::max(k.begin, behind), k.end, first)}};
-}
-
 /// x[j] += dS of the keys in `c`, for the row's query head.
 void add_rank_one(const Task& task, const Row& row, std::int64_t first, KeyRange c, float* x) {
   const CacheView& cache = task.tensors->cache;
@@ -91,7 +83,7 @@ void softmax_tile(const Task& task, std::int64_t first, Source source, Scratch& 
   for (std::int64_t r = 0; r < task.count; ++r) {
     finish_scores(task, task.rows[r], first, source, plain, s.s + r * kKeyTile);
   }
-  float keep[kRowBlock];
+  float keep[kFewRows];
   softmax_rows(step, task.count, s.s, state.m, state.l, keep);
   for (std::int64_t r = 0; r < task.count; ++r) {
     if (keep[r] != 1.0F) row_scale(state.o + r * dv, keep[r], dv);
@@ -137,14 +129,27 @@ std::int64_t k_floats(const AttentionProblem& problem) {
   return std::max(problem.head_dim * kKeyStride, kKeyTile * (problem.head_dim + problem.q_heads / problem.kv_heads));
 }
 
+/// Queries of a task.
+std::int64_t block_floats(const AttentionProblem& problem) {
+  return kRowBlock * (problem.head_dim * (keeps_wide_tokens(problem.recipe) ? 2 : 1) + 1);
+}
+
 }  // namespace
+
+Visible visible(const Row& row, std::int64_t first, Source source) {
+  const KeyRange& k = row.keys;
+  const KeyRange& p = row.packed;
+  if (source == Source::pages) return {{clip(std::max(k.begin, p.begin), std::min(k.end, p.end), first), {0, 0}}};
+  const std::int64_t behind = std::max(p.begin, p.end);
+  return {{clip(k.begin, std::min(k.end, p.begin), first), clip(std::max(k.begin, behind), k.end, first)}};
+}
 
 std::int64_t scratch_floats(const AttentionProblem& problem) {
   const std::int64_t dv = padded(problem.head_dim_v);
   const std::int64_t factors = kKeyTile * std::max(problem.head_dim, problem.head_dim_v) / 2 + kFactorPadding;
   return k_floats(problem) + kKeyTile * dv + kRowBlock * kKeyTile + 2 * kRowBlock * (dv + 2) +
          kFewRows * (dv + problem.head_dim) + weight_floats(problem) + kKeyTile + padded(factors) +
-         column_floats(problem);
+         column_floats(problem) + block_floats(problem);
 }
 
 Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
@@ -164,7 +169,10 @@ Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
   s.weights = s.q + kFewRows * problem.head_dim;
   s.minima = s.weights + weight_floats(problem);
   s.q_columns = s.minima + kKeyTile;
-  s.factors = s.q_columns + column_floats(problem);
+  s.queries.packed = s.q_columns + column_floats(problem);
+  s.queries.wide = keeps_wide_tokens(problem.recipe) ? s.queries.packed + kRowBlock * problem.head_dim : nullptr;
+  s.queries.shift = s.queries.packed + block_floats(problem) - kRowBlock;
+  s.factors = s.q_columns + column_floats(problem) + block_floats(problem);
   return s;
 }
 
@@ -185,11 +193,6 @@ void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
     }
   }
   if (c.begin >= c.end) return;
-  if (task.count >= kManyRows) {
-    Visible seen[kRowBlock];
-    for (std::int64_t r = 0; r < task.count; ++r) seen[r] = visible(task.rows[r], first, source);
-    return add_columns(task, first, c, seen, source, s);
-  }
   if (source == Source::pages && s.words_k) {
     score_words(task, first, c, s);
   } else {
@@ -199,7 +202,7 @@ void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
     gemm(task.count, d, kKeyTile, q, d, s.k, kKeyStride, s.s, kKeyTile, false);
   }
   softmax_tile(task, first, source, s, state);
-  if (source == Source::pages) add_page_means(task, first, c, s.s, kKeyTile, 1, s, state.o);
+  if (source == Source::pages) add_page_means(task, first, c, s, state.o);
   accumulate(task, first, source, c, s, state.o);
 }
 

@@ -9,7 +9,7 @@
 
 namespace mpfa::cpu {
 
-inline constexpr std::int64_t kRowBlock = 128;  // most query rows of a task
+inline constexpr std::int64_t kRowBlock = 256;  // most query rows of a task
 // Row stride of the transposed K tile: not a power of two, so that its columns do not share cache sets.
 inline constexpr std::int64_t kKeyStride = kKeyTile + kLaneMultiple;
 
@@ -28,13 +28,14 @@ struct OnlineState {
 struct Scratch {
   float* k = nullptr;  // [head_dim, kKeyStride], or [kKeyTile, head_dim and rank-one terms] of many_rows.hpp
   float* v = nullptr;  // [kKeyTile, padded(head_dim_v)]
-  float* s = nullptr;  // [kRowBlock, kKeyTile] scores, then probabilities; transposed in many_rows.hpp
+  float* s = nullptr;  // [kRowBlock, kKeyTile] scores, then probabilities; [kKeyTile, kPanel] in many_rows.hpp
   OnlineState packed, wide;
   // Of few_rows.hpp: queries of score_ops.hpp, the next packed.o, weights of value_ops.hpp, factors and minima of a
   // tile's keys.
   float *q = nullptr, *spare_o = nullptr, *weights = nullptr, *factors = nullptr, *minima = nullptr;
   bool words_k = false, words_v = false;
-  float* q_columns = nullptr;  // of many_rows.hpp: queries transposed, then a factor per row
+  QueryBlock queries;
+  float* q_columns = nullptr;  // of many_rows.hpp: queries in panels, then a factor per row
 };
 [[nodiscard]] std::int64_t scratch_floats(const AttentionProblem& problem);
 [[nodiscard]] Scratch lay_out_scratch(const AttentionProblem& problem, float* memory);
@@ -61,6 +62,7 @@ struct Task {
   const AttentionTensors* tensors = nullptr;
   std::int64_t sequence = 0, kv_head = 0;
   std::int64_t count = 0;
+  bool columns = false;  // by many_rows.hpp; a matter of the sequence, so that a row does not depend on its task
   const float* q_packed = nullptr;  // [count, head_dim]
   const float* q_wide = nullptr;
   Row rows[kRowBlock];
@@ -68,8 +70,11 @@ struct Task {
 
 void reset(const AttentionProblem& problem, std::int64_t rows, OnlineState& state);
 
-/// Adds the keys of tile [first, first + kKeyTile) to a state: those read from the pages, or those kept in bf16.
+/// Keys read from the pages, or those kept in bf16.
 enum class Source : std::uint8_t { pages, bf16 };
+/// What a row sees of tile [first, first + kKeyTile).
+[[nodiscard]] Visible visible(const Row& row, std::int64_t first, Source source);
+/// Adds the keys of the tile that are read from `source`.
 void add_tile(const Task& task, std::int64_t first, Source source, Scratch& scratch);
 
 }  // namespace mpfa::cpu

@@ -18,9 +18,8 @@ using D = hn::CappedTag<float, kLaneMultiple>;
 
 /// kRows x (kCols vectors) of c, all k: the accumulators stay in registers.
 template <int kRows, int kCols>
-HWY_INLINE void block(std::int64_t k, const float* HWY_RESTRICT a, std::int64_t lda, std::int64_t step,
-                      const float* HWY_RESTRICT b, std::int64_t ldb, float* HWY_RESTRICT c, std::int64_t ldc,
-                      bool accumulate) {
+HWY_INLINE void block(std::int64_t k, const float* HWY_RESTRICT a, std::int64_t lda, const float* HWY_RESTRICT b,
+                      std::int64_t ldb, float* HWY_RESTRICT c, std::int64_t ldc, bool accumulate) {
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   hn::Vec<D> acc[kRows][kCols];
@@ -33,7 +32,7 @@ HWY_INLINE void block(std::int64_t k, const float* HWY_RESTRICT a, std::int64_t 
     hn::Vec<D> row[kCols];
     for (int v = 0; v < kCols; ++v) row[v] = hn::LoadU(d, b + i * ldb + v * lanes);
     for (int r = 0; r < kRows; ++r) {
-      const auto x = hn::Set(d, a[r * lda + i * step]);
+      const auto x = hn::Set(d, a[r * lda + i]);
       for (int v = 0; v < kCols; ++v) acc[r][v] = hn::MulAdd(x, row[v], acc[r][v]);
     }
   }
@@ -43,30 +42,30 @@ HWY_INLINE void block(std::int64_t k, const float* HWY_RESTRICT a, std::int64_t 
 }
 
 template <int kCols>
-HWY_INLINE void columns(std::int64_t rows, std::int64_t k, const float* a, std::int64_t lda, std::int64_t step,
-                        const float* b, std::int64_t ldb, float* c, std::int64_t ldc, bool accumulate) {
+HWY_INLINE void columns(std::int64_t rows, std::int64_t k, const float* a, std::int64_t lda, const float* b,
+                        std::int64_t ldb, float* c, std::int64_t ldc, bool accumulate) {
   std::int64_t r = 0;
-  for (; r + 6 <= rows; r += 6) block<6, kCols>(k, a + r * lda, lda, step, b, ldb, c + r * ldc, ldc, accumulate);
+  for (; r + 6 <= rows; r += 6) block<6, kCols>(k, a + r * lda, lda, b, ldb, c + r * ldc, ldc, accumulate);
   if (rows - r >= 4) {
-    block<4, kCols>(k, a + r * lda, lda, step, b, ldb, c + r * ldc, ldc, accumulate);
+    block<4, kCols>(k, a + r * lda, lda, b, ldb, c + r * ldc, ldc, accumulate);
     r += 4;
   }
   if (rows - r >= 2) {
-    block<2, kCols>(k, a + r * lda, lda, step, b, ldb, c + r * ldc, ldc, accumulate);
+    block<2, kCols>(k, a + r * lda, lda, b, ldb, c + r * ldc, ldc, accumulate);
     r += 2;
   }
-  if (r < rows) block<1, kCols>(k, a + r * lda, lda, step, b, ldb, c + r * ldc, ldc, accumulate);
+  if (r < rows) block<1, kCols>(k, a + r * lda, lda, b, ldb, c + r * ldc, ldc, accumulate);
 }
 
-void Gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const float* a, std::int64_t lda, std::int64_t step,
-          const float* b, std::int64_t ldb, float* c, std::int64_t ldc, bool accumulate) {
+void Gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const float* a, std::int64_t lda, const float* b,
+          std::int64_t ldb, float* c, std::int64_t ldc, bool accumulate) {
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   constexpr int kWide = HWY_TARGET <= HWY_AVX3 ? 4 : 2;  // 32 vector registers hold a 6 x 4 block, 16 a 6 x 2 block
   std::int64_t j = 0;
   for (; j + kWide * lanes <= n; j += kWide * lanes)
-    columns<kWide>(rows, k, a, lda, step, b + j, ldb, c + j, ldc, accumulate);
-  for (; j < n; j += lanes) columns<1>(rows, k, a, lda, step, b + j, ldb, c + j, ldc, accumulate);
+    columns<kWide>(rows, k, a, lda, b + j, ldb, c + j, ldc, accumulate);
+  for (; j < n; j += lanes) columns<1>(rows, k, a, lda, b + j, ldb, c + j, ldc, accumulate);
 }
 
 float RowMax(const float* x, std::int64_t n) {
@@ -152,12 +151,7 @@ HWY_EXPORT(InstructionSet);
 
 void gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const float* a, std::int64_t lda, const float* b,
           std::int64_t ldb, float* c, std::int64_t ldc, bool accumulate) {
-  HWY_DYNAMIC_DISPATCH(Gemm)(rows, k, n, a, lda, 1, b, ldb, c, ldc, accumulate);
-}
-void gemm_strided(std::int64_t rows, std::int64_t k, std::int64_t n, const float* a, std::int64_t row_stride,
-                  std::int64_t column_stride, const float* b, std::int64_t ldb, float* c, std::int64_t ldc,
-                  bool accumulate) {
-  HWY_DYNAMIC_DISPATCH(Gemm)(rows, k, n, a, row_stride, column_stride, b, ldb, c, ldc, accumulate);
+  HWY_DYNAMIC_DISPATCH(Gemm)(rows, k, n, a, lda, b, ldb, c, ldc, accumulate);
 }
 float row_max(const float* x, std::int64_t n) {
   return HWY_DYNAMIC_DISPATCH(RowMax)(x, n);

@@ -12,11 +12,6 @@ inline constexpr std::int64_t kLaneMultiple = 16;
 void gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const float* a, std::int64_t lda, const float* b,
           std::int64_t ldb, float* c, std::int64_t ldc, bool accumulate);
 
-/// The same with element (r, i) of A at a[r * row_stride + i * column_stride].
-void gemm_strided(std::int64_t rows, std::int64_t k, std::int64_t n, const float* a, std::int64_t row_stride,
-                  std::int64_t column_stride, const float* b, std::int64_t ldb, float* c, std::int64_t ldc,
-                  bool accumulate);
-
 /// Maximum of x[0..n); -inf for n = 0. NaN elements are ignored.
 [[nodiscard]] float row_max(const float* x, std::int64_t n);
 

@@ -1,0 +1,22 @@
+// Vector steps around the tiles: query rows on the way in, their transposition to panels and back.
+#pragma once
+
+#include <cstdint>
+
+namespace mpfa::cpu {
+
+/// x = float_to_bf16(x) as floats: to nearest even, saturating; Inf and NaN stay.
+void row_to_bf16(float* x, std::int64_t n);
+
+/// Sum of x[i] * y[i] in double.
+[[nodiscard]] double row_dot(const float* x, const float* y, std::int64_t n);
+
+/// columns[word_index(c, per_word, n / per_word) * width + r] = rows[r * stride + c], c in [0, n), r in [0, count);
+/// lanes [count, width) become zero.
+void rows_to_columns(const float* rows, std::int64_t stride, std::int64_t count, std::int64_t n, std::int64_t per_word,
+                     float* columns, std::int64_t width);
+/// The way back.
+void columns_to_rows(const float* columns, std::int64_t width, std::int64_t count, std::int64_t n,
+                     std::int64_t per_word, float* rows, std::int64_t stride);
+
+}  // namespace mpfa::cpu
