@@ -75,8 +75,9 @@ struct Plan {
   AttentionProblem problem;
   std::string kernel;
   std::size_t workspace_bytes = 0;
-  std::int64_t split_keys =
-      0;  // keys per split; depends on nothing but the head dim, so rows do not depend on batch mates
+  // Keys of a sequence with few rows are split at multiples of it, or of a multiple of it where that makes more than 32
+  // splits: by its own length alone, so that rows do not depend on batch mates.
+  std::int64_t split_keys = 0;
   int threads = 1;
 };
 

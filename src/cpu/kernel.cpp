@@ -20,6 +20,7 @@ namespace mpfa::cpu {
 namespace {
 
 constexpr std::int64_t kSplitRows = 128;  // most rows of a (sequence, KV head) whose keys are split
+constexpr std::int64_t kMaxSplits = 32;
 constexpr std::int64_t kTasksPerThread = 4;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
@@ -27,18 +28,31 @@ std::int64_t total_rows(const AttentionProblem& p) {
   return p.total_q > 0 ? p.total_q : p.batch * p.max_q;
 }
 
-/// Floats of one split's partial result for a block of rows.
-std::int64_t partial_floats(const AttentionProblem& p) {
-  return kSplitRows * (padded(p.head_dim_v) + 2);
+/// Most rows whose keys a call splits, of one (sequence, KV head).
+std::int64_t split_rows(const AttentionProblem& p) {
+  return std::min(kSplitRows, p.max_q * (p.q_heads / p.kv_heads));
 }
 
-std::int64_t max_splits(const AttentionProblem& p, std::int64_t split_keys) {
-  return std::max<std::int64_t>((p.max_kv + split_keys - 1) / split_keys, 1);
+/// Floats of one split's partial result for a block of rows.
+std::int64_t partial_floats(const AttentionProblem& p) {
+  return split_rows(p) * padded(p.head_dim_v) + 2 * padded(split_rows(p));
+}
+
+/// How the keys of a sequence with few rows are split: a function of its own length alone, and never into more parts
+/// than kMaxSplits, so that the workspace does not grow with the keys.
+struct Splits {
+  std::int64_t keys, count;
+};
+Splits split(std::int64_t split_keys, std::int64_t sk) {
+  const std::int64_t units = std::max<std::int64_t>((sk + split_keys - 1) / split_keys, 1);
+  const std::int64_t together = (units + kMaxSplits - 1) / kMaxSplits;
+  return {together * split_keys, (units + together - 1) / together};
 }
 
 /// A unit of work: rows [row0, row0 + count) of (sequence, KV head) over split `split` of the keys.
 struct Item {
-  std::int64_t sequence, kv_head, row0, count, split, splits, partial;
+  std::int64_t sequence, kv_head, row0, count, split, partial;
+  Splits splits;
 };
 
 /// Rows of a task: as many as share an expanded tile well, fewer where threads would have nothing to do. What a row
@@ -62,14 +76,13 @@ std::vector<Item> list_items(const Plan& plan, const AttentionTensors& t) {
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const std::int64_t rows = query_rows(t, b).count * group;
     const std::int64_t sk = t.cache.lengths[b];
-    const std::int64_t splits =
-        rows <= kSplitRows ? std::max<std::int64_t>((sk + plan.split_keys - 1) / plan.split_keys, 1) : 1;
+    const Splits splits = rows <= kSplitRows ? split(plan.split_keys, sk) : Splits{sk, 1};
     for (std::int64_t g = 0; g < p.kv_heads; ++g) {
-      const std::int64_t step = splits > 1 ? kSplitRows : block;
+      const std::int64_t step = splits.count > 1 ? kSplitRows : block;
       for (std::int64_t row0 = 0; row0 < rows; row0 += step) {
         const std::int64_t count = std::min(step, rows - row0);
-        for (std::int64_t s = 0; s < splits; ++s) {
-          items.push_back({b, g, row0, count, s, splits, splits > 1 ? partial++ : -1});
+        for (std::int64_t s = 0; s < splits.count; ++s) {
+          items.push_back({b, g, row0, count, s, splits.count > 1 ? partial++ : -1, splits});
         }
       }
     }
@@ -109,9 +122,9 @@ void describe_rows(const Plan& plan, const AttentionTensors& t, const Item& item
     row.keys = visible_keys(p, row.token, sq, sk);
     row.packed = packed_keys(p, t, item.sequence, row.keys);
     row.shift = shift[r];
-    if (item.splits > 1) {
-      row.keys.begin = std::max(row.keys.begin, item.split * plan.split_keys);
-      row.keys.end = std::min(row.keys.end, (item.split + 1) * plan.split_keys);
+    if (item.splits.count > 1) {
+      row.keys.begin = std::max(row.keys.begin, item.split * item.splits.keys);
+      row.keys.end = std::min(row.keys.end, (item.split + 1) * item.splits.keys);
     }
   }
 }
@@ -166,8 +179,8 @@ void run_tiles(const Plan& plan, const Task& task, Scratch& scratch) {
 OnlineState partial_state(const AttentionProblem& p, float* partials, std::int64_t index) {
   OnlineState s;
   s.o = partials + index * partial_floats(p);
-  s.m = s.o + kSplitRows * padded(p.head_dim_v);
-  s.l = s.m + kSplitRows;
+  s.m = s.o + split_rows(p) * padded(p.head_dim_v);
+  s.l = s.m + padded(split_rows(p));
   return s;
 }
 
@@ -178,7 +191,7 @@ Support supports(const AttentionProblem& /*problem*/) {
 }
 
 std::size_t workspace_bytes(const AttentionProblem& problem, int threads, std::int64_t split_keys) {
-  const std::int64_t splits = max_splits(problem, split_keys);
+  const std::int64_t splits = std::min(kMaxSplits, (problem.max_kv + split_keys - 1) / split_keys);
   std::int64_t floats = padded(query_floats(problem, total_rows(problem)));
   floats += static_cast<std::int64_t>(threads) * padded(scratch_floats(problem));
   if (splits > 1) floats += problem.batch * problem.kv_heads * splits * partial_floats(problem);
@@ -220,7 +233,7 @@ Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace works
     const Item& item = items[i];
     if (item.partial < 0 || item.split != 0) return;
     OnlineState sum = partial_state(p, partials, item.partial);
-    for (std::int64_t s = 1; s < item.splits; ++s) {
+    for (std::int64_t s = 1; s < item.splits.count; ++s) {
       merge_into(item.count, padded(p.head_dim_v), sum, partial_state(p, partials, item.partial + s));
     }
     Task task;

@@ -140,5 +140,16 @@ TEST(SplitOptions, WorkspaceServesEveryLengthUpToTheCapacity) {
   for (const std::int64_t n : {std::int64_t{2}, kSplit, kSplit + 1, 3 * kSplit}) Filled(p, 7, {n}).compare();
 }
 
+TEST(SplitOptions, AtMost32OfThemSoTheWorkspaceDoesNotGrowWithTheKeys) {
+  const auto bytes = [](std::int64_t max_kv) {
+    return plan(long_problem("mpfa", 1, max_kv), Device::cpu).value().workspace_bytes;
+  };
+  EXPECT_LT(bytes(kSplit), bytes(2 * kSplit));
+  EXPECT_EQ(bytes(32 * kSplit), bytes(1000 * kSplit));
+  AttentionProblem p = long_problem("q=f32,k=mxfp4,v=fp8_e4m3,p=f32", 1, 33 * kSplit + 5);
+  p.page_size = 256;
+  Filled(p, 11).compare();
+}
+
 }  // namespace
 }  // namespace mpfa::test
