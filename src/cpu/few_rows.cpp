@@ -53,7 +53,10 @@ void choose_words(const Task& task, Scratch& s) {
 }
 
 void start_words(const Task& task, Scratch& s) {
-  if (s.words_k) pack_queries(task.count, task.tensors->cache.head_dim, task.q_packed, s.q);
+  if (!s.words_k) return;
+  const CacheView& cache = task.tensors->cache;
+  const WordRows keys = rows_of(word_format(cache.k_format, cache.head_dim), cache.head_dim, {}, 0, nullptr);
+  s.packed_q = pack_queries(keys, task.count, task.q_packed, s.q);
 }
 
 void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, float* out, std::int64_t stride,
@@ -80,7 +83,7 @@ void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
     // A factor that is NaN makes NaN scores of its own key only; selection by mask comes later.
     read_factor_columns(cache.k_format, d, run.slot, run.count, page, cache.k.global_scale(task.kv_head), s.factors,
                         s.minima, s.v);
-    score_keys(rows_of(w, d, page, run.slot, s.factors), run.count, task.count, s.q, s.s + run.column);
+    score_keys(rows_of(w, d, page, run.slot, s.factors), run.count, task.count, s.packed_q, s.s + run.column);
     for (std::int64_t r = 0; w.has_minimum && r < task.count; ++r) {
       const float sum = std::accumulate(task.q_packed + r * d, task.q_packed + (r + 1) * d, 0.0F);
       for (std::int64_t j = 0; j < run.count; ++j) s.s[r * kKeyTile + run.column + j] += s.minima[j] * sum;

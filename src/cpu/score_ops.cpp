@@ -1,6 +1,10 @@
 #include "cpu/score_ops.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <optional>
 
 #include "mpfa/attention.hpp"
 
@@ -27,6 +31,11 @@ using D = hn::CappedTag<float, kVector>;
 using DU = hn::RebindToUnsigned<D>;
 using V = hn::Vec<D>;
 using W = hn::Vec<DU>;
+
+/// Words whose products are summed before a factor is applied: few, for the accuracy of long blocks.
+HWY_INLINE std::int64_t words_of_run(const WordRows& k) {
+  return k.block_words % 4 == 0 ? 4 : k.block_words;
+}
 
 /// Calls fn(rows of the pass, its first row) for passes of about the same size.
 template <class Fn>
@@ -84,6 +93,16 @@ void transpose_words(const WordRows& k, std::int64_t first, std::int64_t keys, s
   }
 }
 
+/// The first `keys` lanes, if there are so many.
+HWY_INLINE void store_scores(V x, std::int64_t keys, float* s) {
+  const D d;
+  if (keys >= static_cast<std::int64_t>(kVector)) {
+    hn::StoreU(x, d, s);
+  } else if (keys > 0) {
+    hn::BlendedStore(x, hn::FirstN(d, static_cast<std::size_t>(keys)), d, s);
+  }
+}
+
 /// kGroups vectors of keys against kRows queries [channels, kRows].
 template <class Codec, int kRows>
 void score_block(const WordRows& k, std::int64_t keys, const std::uint32_t* words, const float* q, const float* factors,
@@ -95,8 +114,7 @@ void score_block(const WordRows& k, std::int64_t keys, const std::uint32_t* word
   for (auto& row : total) {
     for (V& t : row) t = hn::Zero(d);
   }
-  // Sums of at most four words, which keeps rounding errors of long blocks small.
-  const std::int64_t run = k.block_words % 4 == 0 ? 4 : k.block_words;
+  const std::int64_t run = words_of_run(k);
   std::int64_t in_block = 0;
   for (std::int64_t left = k.words; left > 0; left -= run) {
     V acc[kRows][kGroups];
@@ -131,40 +149,43 @@ void score_block(const WordRows& k, std::int64_t keys, const std::uint32_t* word
     }
   }
   for (int g = 0; g < kGroups; ++g) {
-    const std::int64_t rest = keys - static_cast<std::int64_t>(g * kVector);
-    if (rest <= 0) return;
-    for (int r = 0; r < kRows; ++r) {
-      float* out = s + r * kKeyTile + g * kVector;
-      if (rest >= static_cast<std::int64_t>(kVector)) {
-        hn::StoreU(total[r][g], d, out);
-      } else {
-        hn::BlendedStore(total[r][g], hn::FirstN(d, static_cast<std::size_t>(rest)), d, out);
-      }
-    }
+    for (int r = 0; r < kRows; ++r) store_scores(total[r][g], keys - g * kVector, s + r * kKeyTile + g * kVector);
   }
 }
 
+#include "cpu/score_integers-inl.hpp"
+
 template <class Codec>
-void score_all(const WordRows& k, std::int64_t keys, std::int64_t rows, const float* q, float* s) {
-  constexpr auto kStep = static_cast<std::int64_t>(kGroups * kVector);
+void score_floats(const WordRows& k, std::int64_t keys, std::int64_t rows, const std::uint32_t* words, const float* q,
+                  const float* factors, float* s) {
   const std::int64_t channels = k.words * Codec::kPerWord;
+  for_passes(rows, [&](std::int64_t count, std::int64_t first) HWY_ATTR {
+    const float* x = q + first * channels;
+    float* out = s + first * kKeyTile;
+    switch (count) {
+      case 4: return score_block<Codec, 4>(k, keys, words, x, factors, out);
+      case 3: return score_block<Codec, 3>(k, keys, words, x, factors, out);
+      case 2: return score_block<Codec, 2>(k, keys, words, x, factors, out);
+      default: return score_block<Codec, 1>(k, keys, words, x, factors, out);
+    }
+  });
+}
+
+template <class Codec>
+void score_all(const WordRows& k, std::int64_t keys, std::int64_t rows, const PackedQueries& q, float* s) {
+  constexpr auto kStep = static_cast<std::int64_t>(kGroups * kVector);
   HWY_ALIGN std::uint32_t words[kMostWords * kGroups * kVector];
   for (std::int64_t j = 0; j < keys; j += kStep) {
-    const std::int64_t n = keys - j;
-    for (int g = 0; g < kGroups; ++g) {
-      const std::int64_t at = g * kVector;
-      if (at < n) transpose_words(k, j + at, n - at, words + at);
+    for (std::int64_t at = 0; at < std::min(keys - j, kStep); at += kVector) {
+      transpose_words(k, j + at, keys - j - at, words + at);
     }
-    for_passes(rows, [&](std::int64_t count, std::int64_t first) HWY_ATTR {
-      const float* x = q + first * channels;
-      float* out = s + first * kKeyTile + j;
-      switch (count) {
-        case 4: score_block<Codec, 4>(k, n, words, x, k.factors + j, out); break;
-        case 3: score_block<Codec, 3>(k, n, words, x, k.factors + j, out); break;
-        case 2: score_block<Codec, 2>(k, n, words, x, k.factors + j, out); break;
-        default: score_block<Codec, 1>(k, n, words, x, k.factors + j, out); break;
+    if constexpr (kMayHaveBytes && Codec::kPerWord == 8) {
+      if (q.integers != nullptr) {
+        score_integers(k, keys - j, rows, words, q.integers, k.factors + j, s + j);
+        continue;
       }
-    });
+    }
+    score_floats<Codec>(k, keys - j, rows, words, q.floats, k.factors + j, s + j);
   }
 }
 
@@ -172,16 +193,27 @@ bool TakeScores(std::int64_t words) {
   return words % 4 == 0 && words <= kMostWords;
 }
 
-void PackQueries(std::int64_t rows, std::int64_t channels, const float* q, float* packed) {
-  for_passes(rows, [&](std::int64_t count, std::int64_t first) HWY_ATTR {
-    for (std::int64_t r = 0; r < count; ++r) {
-      for (std::int64_t c = 0; c < channels; ++c)
-        packed[first * channels + c * count + r] = q[(first + r) * channels + c];
-    }
-  });
+std::int64_t codes_per_word(formats::WordCode code) {
+#define MPFA_CALL(Codec) Codec::kPerWord
+  MPFA_FOR_CODE(code, kVector, MPFA_CALL)
+#undef MPFA_CALL
+  return 1;
 }
 
-void Scores(const WordRows& k, std::int64_t keys, std::int64_t rows, const float* q, float* s) {
+PackedQueries PackQueries(const WordRows& k, std::int64_t rows, const float* q, float* memory) {
+  const std::int64_t channels = k.words * codes_per_word(k.code);
+  for_passes(rows, [&](std::int64_t count, std::int64_t first) HWY_ATTR {
+    float* out = memory + first * channels;
+    for (std::int64_t r = 0; r < count; ++r) {
+      for (std::int64_t c = 0; c < channels; ++c) out[c * count + r] = q[(first + r) * channels + c];
+    }
+  });
+  PackedQueries packed{memory, nullptr};
+  if constexpr (kMayHaveBytes) packed.integers = pack_integers(k, rows, q, memory + rows * channels);
+  return packed;
+}
+
+void Scores(const WordRows& k, std::int64_t keys, std::int64_t rows, const PackedQueries& q, float* s) {
 #define MPFA_CALL(Codec) score_all<Codec>(k, keys, rows, q, s)
   MPFA_FOR_CODE(k.code, kVector, MPFA_CALL)
 #undef MPFA_CALL
@@ -190,8 +222,10 @@ void Scores(const WordRows& k, std::int64_t keys, std::int64_t rows, const float
 bool TakeScores(std::int64_t) {
   return false;
 }
-void PackQueries(std::int64_t, std::int64_t, const float*, float*) {}
-void Scores(const WordRows&, std::int64_t, std::int64_t, const float*, float*) {}
+PackedQueries PackQueries(const WordRows&, std::int64_t, const float*, float*) {
+  return {};
+}
+void Scores(const WordRows&, std::int64_t, std::int64_t, const PackedQueries&, float*) {}
 #endif
 #undef MPFA_HAVE_WORDS
 
@@ -208,11 +242,11 @@ HWY_EXPORT(Scores);
 bool score_ops_take(std::int64_t words) {
   return HWY_DYNAMIC_DISPATCH(TakeScores)(words);
 }
-void pack_queries(std::int64_t rows, std::int64_t channels, const float* q, float* packed) {
-  HWY_DYNAMIC_DISPATCH(PackQueries)(rows, channels, q, packed);
+PackedQueries pack_queries(const WordRows& k, std::int64_t rows, const float* q, float* memory) {
+  return HWY_DYNAMIC_DISPATCH(PackQueries)(k, rows, q, memory);
 }
-void score_keys(const WordRows& k, std::int64_t keys, std::int64_t rows, const float* packed, float* s) {
-  HWY_DYNAMIC_DISPATCH(Scores)(k, keys, rows, packed, s);
+void score_keys(const WordRows& k, std::int64_t keys, std::int64_t rows, const PackedQueries& q, float* s) {
+  HWY_DYNAMIC_DISPATCH(Scores)(k, keys, rows, q, s);
 }
 
 }  // namespace mpfa::cpu

@@ -166,7 +166,7 @@ Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
   s.wide.l = s.wide.m + kRowBlock;
   s.spare_o = s.wide.l + kRowBlock;
   s.q = s.spare_o + kFewRows * dv;
-  s.weights = s.q + kFewRows * problem.head_dim;
+  s.weights = s.q + padded(packed_floats(kFewRows, problem.head_dim));
   s.minima = s.weights + weight_floats(problem);
   s.q_columns = s.minima + kKeyTile;
   s.queries.packed = s.q_columns + column_floats(problem);

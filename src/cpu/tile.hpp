@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cpu/queries.hpp"
+#include "cpu/score_ops.hpp"
 #include "cpu/tile_ops.hpp"
 #include "mpfa/attention.hpp"
 
@@ -30,9 +31,10 @@ struct Scratch {
   float* v = nullptr;  // [kKeyTile, padded(head_dim_v)]
   float* s = nullptr;  // [kRowBlock, kKeyTile] scores, then probabilities; [kKeyTile, kPanel] in many_rows.hpp
   OnlineState packed, wide;
-  // Of few_rows.hpp: queries of score_ops.hpp, the next packed.o, weights of value_ops.hpp, factors and minima of a
+  // Of few_rows.hpp: memory of packed_q, the next packed.o, weights of value_ops.hpp, factors and minima of a
   // tile's keys.
   float *q = nullptr, *spare_o = nullptr, *weights = nullptr, *factors = nullptr, *minima = nullptr;
+  PackedQueries packed_q;
   bool words_k = false, words_v = false;
   QueryBlock queries;
   float* q_columns = nullptr;  // of many_rows.hpp: queries in panels, then a factor per row

@@ -1,0 +1,228 @@
+// Scores of 4-bit codes whose elements are whole numbers, by dot products of bytes: three signed digits of a query,
+// base 256 and relative to the largest element of its run of words, hold 24 bits, as many as a float. The lowest digits
+// of a word are skipped where all are 0, which is the rule for bf16 queries. Included once per instruction set.
+
+const std::int32_t* pack_integers(const WordRows& k, std::int64_t rows, const float* q, float* memory);
+void score_integers(const WordRows& k, std::int64_t keys, std::int64_t rows, const std::uint32_t* words,
+                    const std::int32_t* q, const float* factors, float* s);
+
+#if HWY_TARGET <= HWY_AVX3
+constexpr bool kMayHaveBytes = true;
+#define MPFA_BYTES_ATTR __attribute__((target(HWY_TARGET_STR ",avx512vbmi,avx512vnni")))
+
+/// Not every machine of this instruction set has these two extensions.
+bool have_bytes() {
+  return __builtin_cpu_supports("avx512vbmi") != 0 && __builtin_cpu_supports("avx512vnni") != 0;
+}
+
+constexpr int kDigits = 3;  // from the highest
+
+/// Codes as unsigned bytes: element(code) * multiplier + offset.
+struct ByteCodes {
+  float multiplier = 1.0F;
+  int offset = 0;
+  std::array<std::uint8_t, 64> table{};  // the 16 codes, repeated: bits above a code need no mask
+};
+
+HWY_INLINE std::optional<ByteCodes> byte_codes(const float* elements) {
+  for (const float multiplier : {1.0F, 2.0F, 4.0F}) {
+    float low = 0.0F, high = 0.0F;
+    bool whole = true;
+    for (int i = 0; i < 16; ++i) {
+      const float e = elements[i] * multiplier;
+      whole &= e == std::nearbyint(e);
+      low = std::min(low, e), high = std::max(high, e);
+    }
+    if (!whole || high - low > 128.0F) continue;
+    ByteCodes codes{multiplier, static_cast<int>(-low), {}};
+    for (int i = 0; i < 64; ++i) {
+      codes.table[i] = static_cast<std::uint8_t>(static_cast<int>(elements[i % 16] * multiplier) + codes.offset);
+    }
+    return codes;
+  }
+  return std::nullopt;
+}
+
+/// Signed digits of an integer of at most kLargest.
+constexpr double kLargest = 127 * 65536 + 127 * 256 + 127;
+HWY_INLINE std::array<std::int32_t, kDigits> digits_of(std::int32_t i) {
+  const auto shifted = static_cast<std::uint32_t>(i + 0x808080);
+  return {static_cast<std::int32_t>(shifted >> 16) - 128, static_cast<std::int32_t>(shifted >> 8 & 255U) - 128,
+          static_cast<std::int32_t>(shifted & 255U) - 128};
+}
+
+/// What a pass needs of a run of words, one after the other: the words with lowest digits that are not all 0, starts of
+/// the sums (what the offset of the codes adds, taken off) and float scales [digits, rows], then per word of the run the
+/// two higher digits [2 halves, 2, rows] and the lowest [2 halves, rows], four bytes each. Half 0 has the even channels.
+struct RunLayout {
+  std::int64_t run, rows;
+  [[nodiscard]] constexpr std::int64_t starts() const { return 1 + run; }
+  [[nodiscard]] constexpr std::int64_t scales() const { return starts() + kDigits * rows; }
+  [[nodiscard]] constexpr std::int64_t high() const { return scales() + kDigits * rows; }
+  [[nodiscard]] constexpr std::int64_t low() const { return high() + 4 * rows * run; }
+  [[nodiscard]] constexpr std::int64_t size() const { return low() + 2 * rows * run; }
+};
+
+/// Row r of a run. False when an element is not finite or out of proportion.
+HWY_INLINE bool pack_row(const RunLayout& at, const ByteCodes& codes, const float* x, std::int64_t r,
+                         std::int32_t* out) {
+  float top = 0.0F;
+  for (std::int64_t c = 0; c < at.run * 8; ++c) {
+    if (!std::isfinite(x[c])) return false;
+    top = std::max(top, std::abs(x[c]));
+  }
+  if (top != 0.0F && !(top > 0x1p-100F && top < 0x1p100F)) return false;
+  int shift = top == 0.0F ? 0 : 22 - std::ilogb(top);
+  if (std::ldexp(static_cast<double>(top), shift) > kLargest) --shift;
+  std::array<std::int32_t, kDigits> sum{};
+  for (std::int64_t c = 0; c < at.run * 8; ++c) {
+    const auto digits = digits_of(static_cast<std::int32_t>(std::lrint(std::ldexp(x[c], shift))));
+    const std::int64_t word = c / 8, half = c % 2;
+    for (int n = 0; n < kDigits; ++n) {
+      std::int32_t* four = n < 2 ? out + at.high() + ((word * 2 + half) * 2 + n) * at.rows + r
+                                 : out + at.low() + (word * 2 + half) * at.rows + r;
+      reinterpret_cast<std::int8_t*>(four)[c % 8 / 2] = static_cast<std::int8_t>(digits[n]);
+      sum[n] += digits[n];
+    }
+  }
+  for (int n = 0; n < kDigits; ++n) {
+    out[at.starts() + n * at.rows + r] = -codes.offset * sum[n];
+    const float scale = std::ldexp(1.0F / codes.multiplier, 8 * (kDigits - 1 - n) - shift);
+    std::memcpy(out + at.scales() + n * at.rows + r, &scale, sizeof(scale));
+  }
+  return true;
+}
+
+/// The table of ByteCodes, then runs. Null when the codes or the queries do not allow it.
+const std::int32_t* pack_integers(const WordRows& k, std::int64_t rows, const float* q, float* memory) {
+  const std::int64_t run = words_of_run(k);
+  if (k.code != formats::WordCode::table16 || !have_bytes() || (run != 4 && run != 2)) return nullptr;
+  const std::optional<ByteCodes> codes = byte_codes(k.table);
+  if (!codes) return nullptr;
+  std::memcpy(memory, codes->table.data(), sizeof(codes->table));
+  auto* out = reinterpret_cast<std::int32_t*>(memory) + sizeof(codes->table) / 4;
+  bool fits = true;
+  for_passes(rows, [&](std::int64_t count, std::int64_t first) {
+    const RunLayout at{run, count};
+    for (std::int64_t w = 0; w < k.words; w += at.run, out += at.size()) {
+      for (std::int64_t r = 0; r < count; ++r) fits &= pack_row(at, *codes, q + (first + r) * k.words * 8 + w * 8, r, out);
+      out[0] = 0;
+      for (std::int64_t i = 0; fits && i < at.run; ++i) {
+        const std::int32_t* low = out + at.low() + i * 2 * count;
+        if (std::any_of(low, low + 2 * count, [](std::int32_t x) { return x != 0; })) {
+          out[1 + out[0]++] = static_cast<std::int32_t>(i);
+        }
+      }
+    }
+  });
+  return fits ? reinterpret_cast<const std::int32_t*>(memory) : nullptr;
+}
+
+template <int kRows, int kCount>
+MPFA_BYTES_ATTR HWY_INLINE void start_sums(const std::int32_t* starts, __m512i (&sum)[kGroups][kCount][kRows]) {
+  for (int n = 0; n < kCount; ++n) {
+    for (int r = 0; r < kRows; ++r) {
+      sum[0][n][r] = _mm512_set1_epi32(starts[n * kRows + r]);
+      for (int g = 1; g < kGroups; ++g) sum[g][n][r] = sum[0][n][r];
+    }
+  }
+}
+
+/// sum += digits [2 halves, kCount, kRows] of the channels of a word, times the bytes of its codes.
+template <int kRows, int kCount>
+MPFA_BYTES_ATTR HWY_INLINE void add_word(const std::uint32_t* words, __m512i table, const std::int32_t* digits,
+                                         __m512i (&sum)[kGroups][kCount][kRows]) {
+  __m512i bytes[kGroups][2];
+  for (int g = 0; g < kGroups; ++g) {
+    const __m512i word = _mm512_load_si512(words + g * kVector);
+    bytes[g][0] = _mm512_permutexvar_epi8(word, table);
+    bytes[g][1] = _mm512_permutexvar_epi8(_mm512_srli_epi32(word, 4), table);
+  }
+  for (int half = 0; half < 2; ++half) {
+    for (int n = 0; n < kCount; ++n) {
+      for (int r = 0; r < kRows; ++r) {
+        const __m512i digit = _mm512_set1_epi32(digits[(half * kCount + n) * kRows + r]);
+        for (int g = 0; g < kGroups; ++g) sum[g][n][r] = _mm512_dpbusd_epi32(sum[g][n][r], bytes[g][half], digit);
+      }
+    }
+  }
+}
+
+/// x += scaled sums.
+template <int kRows, int kCount>
+MPFA_BYTES_ATTR HWY_INLINE void add_scaled(const __m512i (&sum)[kGroups][kCount][kRows], const std::int32_t* scales,
+                                           __m512 (&x)[kGroups][kRows]) {
+  for (int n = 0; n < kCount; ++n) {
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 scale = _mm512_castsi512_ps(_mm512_set1_epi32(scales[n * kRows + r]));
+      for (int g = 0; g < kGroups; ++g) x[g][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[g][n][r]), scale, x[g][r]);
+    }
+  }
+}
+
+/// kGroups vectors of keys against kRows queries. Returns the end of their digits.
+template <int kRun, int kRows>
+MPFA_BYTES_ATTR const std::int32_t* score_bytes(const WordRows& k, std::int64_t keys, const std::uint32_t* words,
+                                                const std::int32_t* codes, const std::int32_t* q, const float* factors,
+                                                float* s) {
+  const __m512i table = _mm512_loadu_si512(codes);
+  constexpr std::int64_t kLine = kGroups * kVector;
+  constexpr RunLayout at{kRun, kRows};
+  std::int64_t in_block = 0;
+  __m512 total[kGroups][kRows] = {};
+  for (std::int64_t w = 0; w < k.words; w += at.run, words += at.run * kLine, q += at.size()) {
+    __m512 x[kGroups][kRows] = {};
+    __m512i high[kGroups][2][kRows];
+    start_sums(q + at.starts(), high);
+    for (std::int64_t i = 0; i < at.run; ++i) {
+      add_word(words + i * kLine, table, q + at.high() + i * 4 * kRows, high);
+    }
+    add_scaled(high, q + at.scales(), x);
+    if (q[0] != 0) {
+      __m512i low[kGroups][1][kRows];
+      start_sums(q + at.starts() + 2 * kRows, low);
+      for (std::int32_t i = 0; i < q[0]; ++i) {
+        add_word(words + q[1 + i] * kLine, table, q + at.low() + q[1 + i] * 2 * kRows, low);
+      }
+      add_scaled(low, q + at.scales() + 2 * kRows, x);
+    }
+    for (int g = 0; g < kGroups; ++g) {
+      const __m512 factor = _mm512_loadu_ps(factors + g * kVector);
+      for (int r = 0; r < kRows; ++r) total[g][r] = _mm512_fmadd_ps(x[g][r], factor, total[g][r]);
+    }
+    in_block += at.run;
+    if (in_block == k.block_words) {
+      in_block = 0;
+      factors += kKeyTile;
+    }
+  }
+  for (int g = 0; g < kGroups; ++g) {
+    for (int r = 0; r < kRows; ++r) store_scores(V{total[g][r]}, keys - g * kVector, s + r * kKeyTile + g * kVector);
+  }
+  return q;
+}
+
+template <int kRun>
+void score_runs(const WordRows& k, std::int64_t keys, std::int64_t rows, const std::uint32_t* words,
+                const std::int32_t* q, const float* factors, float* s) {
+  const std::int32_t* const codes = q;
+  q += sizeof(ByteCodes::table) / 4;
+  for_passes(rows, [&](std::int64_t count, std::int64_t first) {
+    float* out = s + first * kKeyTile;
+    switch (count) {
+      case 4: q = score_bytes<kRun, 4>(k, keys, words, codes, q, factors, out); break;
+      case 3: q = score_bytes<kRun, 3>(k, keys, words, codes, q, factors, out); break;
+      case 2: q = score_bytes<kRun, 2>(k, keys, words, codes, q, factors, out); break;
+      default: q = score_bytes<kRun, 1>(k, keys, words, codes, q, factors, out); break;
+    }
+  });
+}
+
+void score_integers(const WordRows& k, std::int64_t keys, std::int64_t rows, const std::uint32_t* words,
+                    const std::int32_t* q, const float* factors, float* s) {
+  if (words_of_run(k) == 4) return score_runs<4>(k, keys, rows, words, q, factors, s);
+  score_runs<2>(k, keys, rows, words, q, factors, s);
+}
+#else
+constexpr bool kMayHaveBytes = false;
+#endif
