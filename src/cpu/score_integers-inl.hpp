@@ -43,13 +43,8 @@ HWY_INLINE std::optional<ByteCodes> byte_codes(const float* elements) {
   return std::nullopt;
 }
 
-/// Signed digits of an integer of at most kLargest.
-constexpr double kLargest = 127 * 65536 + 127 * 256 + 127;
-HWY_INLINE std::array<std::int32_t, kDigits> digits_of(std::int32_t i) {
-  const auto shifted = static_cast<std::uint32_t>(i + 0x808080);
-  return {static_cast<std::int32_t>(shifted >> 16) - 128, static_cast<std::int32_t>(shifted >> 8 & 255U) - 128,
-          static_cast<std::int32_t>(shifted & 255U) - 128};
-}
+/// The largest integer whose three digits are signed bytes.
+constexpr float kLargest = 127 * 65536 + 127 * 256 + 127;
 
 /// What a pass needs of a run of words, one after the other: the words with lowest digits that are not all 0, starts of
 /// the sums (what the offset of the codes adds, taken off) and float scales [digits, rows], then per word of the run the
@@ -63,32 +58,53 @@ struct RunLayout {
   [[nodiscard]] constexpr std::int64_t size() const { return low() + 2 * rows * run; }
 };
 
-/// Row r of a run. False when an element is not finite or out of proportion.
-HWY_INLINE bool pack_row(const RunLayout& at, const ByteCodes& codes, const float* x, std::int64_t r,
-                         std::int32_t* out) {
-  float top = 0.0F;
-  for (std::int64_t c = 0; c < at.run * 8; ++c) {
-    if (!std::isfinite(x[c])) return false;
-    top = std::max(top, std::abs(x[c]));
+/// Where the digits of 16 channels go: [2 words, 2 halves, kDigits and a spare, 4 channels] from [channels, bytes], whose
+/// bytes are the digits from the lowest.
+constexpr std::array<std::uint8_t, 64> digit_order() {
+  std::array<std::uint8_t, 64> order{};
+  for (int i = 0; i < 64; ++i) {
+    const int word = i / 32, half = i / 16 % 2, digit = i / 4 % 4, channel = word * 8 + i % 4 * 2 + half;
+    order[i] = static_cast<std::uint8_t>(4 * channel + (digit < kDigits ? kDigits - 1 - digit : kDigits));
   }
+  return order;
+}
+
+/// Row r of a run. False when an element is not finite or out of proportion.
+MPFA_BYTES_ATTR inline bool pack_row(const RunLayout& at, const ByteCodes& codes, const float* x, std::int64_t r,
+                                     std::int32_t* out) {
+  constexpr std::int64_t kChannels = 16;  // of a vector: two words
+  static constexpr auto kOrder = digit_order();
+  const std::int64_t channels = at.run * 8;
+  __m512i bits = _mm512_setzero_si512();
+  for (std::int64_t c = 0; c < channels; c += kChannels) {
+    bits = _mm512_max_epu32(bits, _mm512_and_si512(_mm512_loadu_si512(x + c), _mm512_set1_epi32(0x7FFFFFFF)));
+  }
+  const auto top = std::bit_cast<float>(_mm512_reduce_max_epu32(bits));
   if (top != 0.0F && !(top > 0x1p-100F && top < 0x1p100F)) return false;
-  int shift = top == 0.0F ? 0 : 22 - std::ilogb(top);
-  if (std::ldexp(static_cast<double>(top), shift) > kLargest) --shift;
-  std::array<std::int32_t, kDigits> sum{};
-  for (std::int64_t c = 0; c < at.run * 8; ++c) {
-    const auto digits = digits_of(static_cast<std::int32_t>(std::lrint(std::ldexp(x[c], shift))));
-    const std::int64_t word = c / 8, half = c % 2;
-    for (int n = 0; n < kDigits; ++n) {
-      std::int32_t* four = n < 2 ? out + at.high() + ((word * 2 + half) * 2 + n) * at.rows + r
-                                 : out + at.low() + (word * 2 + half) * at.rows + r;
-      reinterpret_cast<std::int8_t*>(four)[c % 8 / 2] = static_cast<std::int8_t>(digits[n]);
-      sum[n] += digits[n];
+  int shift = top == 0.0F ? 0 : 22 - formats::floor_log2(top);
+  if (top * formats::power_of_two(shift) > kLargest) --shift;
+  const __m512 unit = _mm512_set1_ps(formats::power_of_two(shift));
+  std::int32_t sum[kDigits] = {};
+  for (std::int64_t c = 0; c < channels; c += kChannels) {
+    const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + c), unit));
+    const __m512i half = _mm512_set1_epi32(0x808080);
+    const __m512i digits = _mm512_xor_si512(_mm512_add_epi32(whole, half), half);
+    alignas(64) std::int32_t four[16], sums[16];
+    const __m512i ordered = _mm512_permutexvar_epi8(_mm512_loadu_si512(kOrder.data()), digits);
+    _mm512_store_si512(four, ordered);
+    _mm512_store_si512(sums, _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), ordered));
+    for (std::int64_t i = 0; i < 4; ++i) {  // words and halves
+      const std::int64_t place = c / 4 + i;
+      out[at.high() + 2 * place * at.rows + r] = four[4 * i];
+      out[at.high() + (2 * place + 1) * at.rows + r] = four[4 * i + 1];
+      out[at.low() + place * at.rows + r] = four[4 * i + 2];
+      for (int n = 0; n < kDigits; ++n) sum[n] += sums[4 * i + n];
     }
   }
   for (int n = 0; n < kDigits; ++n) {
     out[at.starts() + n * at.rows + r] = -codes.offset * sum[n];
-    const float scale = std::ldexp(1.0F / codes.multiplier, 8 * (kDigits - 1 - n) - shift);
-    std::memcpy(out + at.scales() + n * at.rows + r, &scale, sizeof(scale));
+    const float scale = formats::power_of_two(8 * (kDigits - 1 - n)) * formats::power_of_two(-shift) / codes.multiplier;
+    out[at.scales() + n * at.rows + r] = std::bit_cast<std::int32_t>(scale);
   }
   return true;
 }

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <optional>
 
+#include "formats/elements.hpp"
 #include "mpfa/attention.hpp"
 
 #undef HWY_TARGET_INCLUDE
