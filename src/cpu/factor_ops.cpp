@@ -30,8 +30,13 @@ using DU = hn::RebindToUnsigned<D>;
 using V = hn::Vec<D>;
 using W = hn::Vec<DU>;
 
-/// A factor from the lowest bits of a word; those above belong to other blocks.
-struct E8m0Factor {
+/// A factor from the lowest bits of a word; those above belong to other blocks. usual(x): decode_usual() will do for
+/// all factors of the words.
+struct AnyFactor {
+  static HWY_INLINE bool usual(W) { return false; }
+  static HWY_INLINE V decode_usual(W) { return hn::Zero(D()); }
+};
+struct E8m0Factor : AnyFactor {
   static constexpr std::int64_t kBytes = 1;
   static HWY_INLINE V decode(W x) {
     const DU du;
@@ -46,12 +51,21 @@ struct E8m0Factor {
 struct E4m3Factor {
   static constexpr std::int64_t kBytes = 1;
   static HWY_INLINE V decode(W x) { return E4m3<kVector>(nullptr).first(x); }
+  /// No sign and no NaN: bytes below 0x7F.
+  static HWY_INLINE bool usual(W x) {
+    const hn::Repartition<std::uint8_t, D> bytes;
+    return hn::AllTrue(bytes, hn::Lt(hn::BitCast(bytes, x), hn::Set(bytes, 0x7F)));
+  }
+  static HWY_INLINE V decode_usual(W x) {
+    const W bits = hn::And(hn::ShiftLeft<20>(x), hn::Set(DU(), 0x07F00000U));
+    return hn::Mul(hn::BitCast(D(), bits), hn::Set(D(), 0x1p120F));
+  }
 };
-struct F16Factor {
+struct F16Factor : AnyFactor {
   static constexpr std::int64_t kBytes = 2;
   static HWY_INLINE V decode(W x) { return F16<kVector>(nullptr).first(x); }
 };
-struct F32Factor {
+struct F32Factor : AnyFactor {
   static constexpr std::int64_t kBytes = 4;
   static HWY_INLINE V decode(W x) {
     const V v = hn::BitCast(D(), x);
@@ -94,10 +108,12 @@ void columns(const ScaleRows& x, float* factors) {
     }
     for (std::int64_t w = 0; w < words; ++w) {
       W bits = scale_words(rows, stride, words, w);
-      for (std::int64_t b = w * kPerWord; b < std::min((w + 1) * kPerWord, x.blocks); ++b) {
-        V factor = Factor::decode(bits);
+      const bool usual = Factor::usual(bits);
+      const std::int64_t first = w * kPerWord;
+      for (std::int64_t b = 0; b < kPerWord && first + b < x.blocks; ++b) {
+        V factor = usual ? Factor::decode_usual(bits) : Factor::decode(bits);
         if (!plain) factor = hn::Div(hn::Mul(factor, hn::Set(D(), x.multiplier)), hn::Set(D(), x.divisor));
-        hn::StoreU(factor, D(), factors + b * kKeyTile + j);
+        hn::StoreU(factor, D(), factors + (first + b) * kKeyTile + j);
         if constexpr (Factor::kBytes == 1) bits = hn::ShiftRight<8>(bits);
         if constexpr (Factor::kBytes == 2) bits = hn::ShiftRight<16>(bits);
       }

@@ -47,8 +47,9 @@ HWY_INLINE std::optional<ByteCodes> byte_codes(const float* elements) {
 constexpr float kLargest = 127 * 65536 + 127 * 256 + 127;
 
 /// What a pass needs of a run of words, one after the other: the words with lowest digits that are not all 0, starts of
-/// the sums (what the offset of the codes adds, taken off) and float scales [digits, rows], then per word of the run the
-/// two higher digits [2 halves, 2, rows] and the lowest [2 halves, rows], four bytes each. Half 0 has the even channels.
+/// the sums (what the offset of the codes adds, taken off) and float scales [digits, rows], then per word of the run
+/// the two higher digits [2 halves, 2, rows] and the lowest [2 halves, rows], four bytes each. Half 0 has the even
+/// channels.
 struct RunLayout {
   std::int64_t run, rows;
   [[nodiscard]] constexpr std::int64_t starts() const { return 1 + run; }
@@ -58,8 +59,8 @@ struct RunLayout {
   [[nodiscard]] constexpr std::int64_t size() const { return low() + 2 * rows * run; }
 };
 
-/// Where the digits of 16 channels go: [2 words, 2 halves, kDigits and a spare, 4 channels] from [channels, bytes], whose
-/// bytes are the digits from the lowest.
+/// Where the digits of 16 channels go: [2 words, 2 halves, kDigits and a spare, 4 channels] from [channels, bytes],
+/// whose bytes are the digits from the lowest.
 constexpr std::array<std::uint8_t, 64> digit_order() {
   std::array<std::uint8_t, 64> order{};
   for (int i = 0; i < 64; ++i) {
@@ -121,7 +122,8 @@ const std::int32_t* pack_integers(const WordRows& k, std::int64_t rows, const fl
   for_passes(rows, [&](std::int64_t count, std::int64_t first) {
     const RunLayout at{run, count};
     for (std::int64_t w = 0; w < k.words; w += at.run, out += at.size()) {
-      for (std::int64_t r = 0; r < count; ++r) fits &= pack_row(at, *codes, q + (first + r) * k.words * 8 + w * 8, r, out);
+      for (std::int64_t r = 0; r < count; ++r)
+        fits &= pack_row(at, *codes, q + (first + r) * k.words * 8 + w * 8, r, out);
       out[0] = 0;
       for (std::int64_t i = 0; fits && i < at.run; ++i) {
         const std::int32_t* low = out + at.low() + i * 2 * count;

@@ -22,7 +22,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 #define MPFA_HAVE_WORDS (HWY_MAX_BYTES >= 32 && HWY_TARGET != HWY_SCALAR)
 
 #if MPFA_HAVE_WORDS
-constexpr std::size_t kVector = hn::MaxLanes(hn::CappedTag<float, 16>());
+constexpr std::int64_t kVector = hn::MaxLanes(hn::CappedTag<float, 16>());
 constexpr int kGroups = kVector == 16 ? 2 : 1;  // vectors of keys at a time, as many as the register file takes
 constexpr int kMostRows = 4;
 constexpr std::int64_t kMostWords = 256;  // of a row: the transposed words of a step are kept on the stack
@@ -51,48 +51,50 @@ void for_passes(std::int64_t rows, Fn fn) {
   }
 }
 
-/// 16 bytes of every fourth key; at(i) is where those of key i are.
-template <class At>
-HWY_INLINE W every_fourth(At at) {
+/// 16 bytes of each fourth of kVector keys, from `offset` on.
+HWY_INLINE W every_fourth(const std::byte* const (&fourth)[4], std::int64_t offset) {
   const DU du;
-  const auto bytes = [&](int i) HWY_ATTR { return hn::LoadDup128(du, reinterpret_cast<const std::uint32_t*>(at(i))); };
-  const W low = hn::OddEvenBlocks(bytes(4), bytes(0));
+  const auto bytes = [&](int i) HWY_ATTR {
+    return hn::LoadDup128(du, reinterpret_cast<const std::uint32_t*>(fourth[i] + offset));
+  };
+  const W low = hn::OddEvenBlocks(bytes(1), bytes(0));
   if constexpr (kVector == 16) {
-    return hn::ConcatUpperLower(du, hn::OddEvenBlocks(bytes(12), bytes(8)), low);
+    return hn::ConcatUpperLower(du, hn::OddEvenBlocks(bytes(3), bytes(2)), low);
   } else {
     return low;
   }
 }
 
-/// Four words of kVector keys, transposed: out[i * kGroups * kVector + j] = word i of key j.
-template <class At>
-HWY_INLINE void transpose_four(At at, std::uint32_t* out) {
+/// kVector rows of words, transposed: out[i * kGroups * kVector + j] = word i of key j.
+void transpose_rows(const std::byte* rows, std::int64_t stride, std::int64_t words, std::uint32_t* out) {
   const DU du;
   const hn::Repartition<std::uint64_t, DU> pairs;
-  const auto fourths = [&](int first) HWY_ATTR { return every_fourth([&](int i) HWY_ATTR { return at(first + i); }); };
-  const W a = fourths(0), b = fourths(1), c = fourths(2), d = fourths(3);
-  const auto ab = hn::BitCast(pairs, hn::InterleaveLower(du, a, b));
-  const auto cd = hn::BitCast(pairs, hn::InterleaveLower(du, c, d));
-  const auto ab_high = hn::BitCast(pairs, hn::InterleaveUpper(du, a, b));
-  const auto cd_high = hn::BitCast(pairs, hn::InterleaveUpper(du, c, d));
   constexpr std::size_t kLine = kGroups * kVector;
-  hn::Store(hn::BitCast(du, hn::InterleaveLower(pairs, ab, cd)), du, out);
-  hn::Store(hn::BitCast(du, hn::InterleaveUpper(pairs, ab, cd)), du, out + kLine);
-  hn::Store(hn::BitCast(du, hn::InterleaveLower(pairs, ab_high, cd_high)), du, out + 2 * kLine);
-  hn::Store(hn::BitCast(du, hn::InterleaveUpper(pairs, ab_high, cd_high)), du, out + 3 * kLine);
+  const std::byte* fourth[4];  // two of them with vectors of 8
+  for (std::int64_t i = 0; i < 4; ++i) fourth[i] = rows + 4 * i * stride;
+  for (std::int64_t w = 0; w < words; w += 4, out += 4 * kLine) {
+    const W a = every_fourth(fourth, 0), b = every_fourth(fourth, stride);
+    const W c = every_fourth(fourth, 2 * stride), d = every_fourth(fourth, 3 * stride);
+    for (const std::byte*& at : fourth) at += 16;
+    const auto ab = hn::BitCast(pairs, hn::InterleaveLower(du, a, b));
+    const auto cd = hn::BitCast(pairs, hn::InterleaveLower(du, c, d));
+    const auto ab_high = hn::BitCast(pairs, hn::InterleaveUpper(du, a, b));
+    const auto cd_high = hn::BitCast(pairs, hn::InterleaveUpper(du, c, d));
+    hn::Store(hn::BitCast(du, hn::InterleaveLower(pairs, ab, cd)), du, out);
+    hn::Store(hn::BitCast(du, hn::InterleaveUpper(pairs, ab, cd)), du, out + kLine);
+    hn::Store(hn::BitCast(du, hn::InterleaveLower(pairs, ab_high, cd_high)), du, out + 2 * kLine);
+    hn::Store(hn::BitCast(du, hn::InterleaveUpper(pairs, ab_high, cd_high)), du, out + 3 * kLine);
+  }
 }
 
-/// All words of up to kVector keys; lanes past the last key repeat it.
-void transpose_words(const WordRows& k, std::int64_t first, std::int64_t keys, std::uint32_t* out) {
-  const std::byte* row = k.codes + first * k.row_stride;
-  const std::int64_t stride = k.row_stride, last = std::min<std::int64_t>(keys, kVector) - 1;
-  for (std::int64_t w = 0; w < k.words; w += 4, row += 16, out += 4 * kGroups * kVector) {
-    if (last == kVector - 1) {
-      transpose_four([row, stride](int i) { return row + i * stride; }, out);
-    } else {
-      transpose_four([=](int i) { return row + std::min<std::int64_t>(i, last) * stride; }, out);
-    }
+/// The same for fewer rows: lanes past the last one get words of zeros.
+HWY_NOINLINE void transpose_few(const WordRows& k, std::int64_t first, std::int64_t keys, std::uint32_t* out) {
+  HWY_ALIGN std::byte rows[kVector * kMostWords * 4] = {};
+  const std::int64_t bytes = k.words * 4;
+  for (std::int64_t j = 0; j < keys; ++j) {
+    std::memcpy(rows + j * bytes, k.codes + (first + j) * k.row_stride, static_cast<std::size_t>(bytes));
   }
+  transpose_rows(rows, bytes, k.words, out);
 }
 
 /// The first `keys` lanes, if there are so many.
@@ -179,7 +181,11 @@ void score_all(const WordRows& k, std::int64_t keys, std::int64_t rows, const Pa
   HWY_ALIGN std::uint32_t words[kMostWords * kGroups * kVector];
   for (std::int64_t j = 0; j < keys; j += kStep) {
     for (std::int64_t at = 0; at < std::min(keys - j, kStep); at += kVector) {
-      transpose_words(k, j + at, keys - j - at, words + at);
+      if (keys - j - at < kVector) {
+        transpose_few(k, j + at, keys - j - at, words + at);
+      } else {
+        transpose_rows(k.codes + (j + at) * k.row_stride, k.row_stride, k.words, words + at);
+      }
     }
     if constexpr (kMayHaveBytes && Codec::kPerWord == 8) {
       if (q.integers != nullptr) {
