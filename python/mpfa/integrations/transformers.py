@@ -3,7 +3,7 @@
     from mpfa.integrations.transformers import MpfaCache, register
     register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="mpfa")
-    cache = MpfaCache(model.config, recipe="mxfp4")
+    cache = MpfaCache(model.config, recipe="mxfp4")  # or with layer_recipes={0: "bf16", -1: "bf16"}
     model.generate(**inputs, cache=cache)
 
 A layer's `update` runs before the attention function, which alone sees the queries. So `update` only
@@ -18,7 +18,7 @@ that a recipe takes from the first append.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -31,10 +31,53 @@ __all__ = ["MpfaCache", "MpfaLayer", "StaticMeans", "mpfa_attention", "mpfa_mask
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
+LayerRecipes = Mapping[int, str] | Sequence[str | None] | Callable[[int], str | None]
+
+
+def _recipes_of_layers(default: str, chosen: LayerRecipes | None, layers: int) -> list[str]:
+    """One recipe per layer; an unknown one fails here and not in the first forward pass."""
+    if chosen is None:
+        picked: list[str | None] = [None] * layers
+    elif isinstance(chosen, Mapping):
+        picked = [None] * layers
+        for index, recipe in chosen.items():
+            if isinstance(index, bool) or not isinstance(index, int) or not -layers <= index < layers:
+                raise mpfa.MpfaError(
+                    f"MpfaCache: layer_recipes names layer {index!r}; indices are in {-layers}..{layers - 1}"
+                )
+            if picked[index] is not None:
+                raise mpfa.MpfaError(f"MpfaCache: layer_recipes names layer {index % layers} twice; keep one of them")
+            picked[index] = recipe
+    elif callable(chosen):
+        picked = [chosen(index) for index in range(layers)]
+    elif isinstance(chosen, Sequence) and not isinstance(chosen, str):
+        if len(chosen) != layers:
+            raise mpfa.MpfaError(
+                f"MpfaCache: layer_recipes has {len(chosen)} entries but the model has {layers} layers; give one each, "
+                "None for the recipe of the others"
+            )
+        picked = list(chosen)
+    else:
+        raise mpfa.MpfaError(
+            f"MpfaCache: layer_recipes is a {type(chosen).__name__}; a mapping from layer to recipe, one recipe per "
+            "layer, or a function of the layer is needed"
+        )
+    recipes = [default if recipe is None else recipe for recipe in picked]
+    for index, recipe in enumerate(recipes):
+        try:
+            mpfa.recipe_text(recipe)
+        except mpfa.MpfaError as error:
+            raise mpfa.MpfaError(f"MpfaCache: layer {index}: {error}") from None
+    return recipes
+
+
 class MpfaCache(Cache):
     """KV cache of a whole model that keeps every layer packed in the format of a recipe.
 
-    `static_means` (one entry per layer) belongs to recipes with centre=static.
+    recipe         of all layers but those that `layer_recipes` names
+    layer_recipes  recipes of single layers: {index: recipe} (negative indices count from the last layer), one recipe
+                   or None per layer, or a function of the index; None stands for `recipe`
+    static_means   one entry (or None) per layer, for layers whose recipe has centre=static
     """
 
     def __init__(
@@ -42,7 +85,8 @@ class MpfaCache(Cache):
         config,
         recipe: str = "mxfp4",
         *,
-        static_means: Sequence[StaticMeans] | None = None,
+        layer_recipes: LayerRecipes | None = None,
+        static_means: Sequence[StaticMeans | None] | None = None,
         page_size: int = 64,
     ) -> None:
         text_config = config.get_text_config(decoder=True)
@@ -57,10 +101,16 @@ class MpfaCache(Cache):
             raise mpfa.MpfaError(
                 f"MpfaCache: static_means has {len(static_means)} entries but the model has {len(layer_types)} layers"
             )
-        mpfa.recipe_text(recipe)  # an unknown recipe fails here, not in the first forward pass
+        recipes = _recipes_of_layers(recipe, layer_recipes, len(layer_types))
         means = static_means or [None] * len(layer_types)
-        super().__init__(layers=[MpfaLayer(recipe, means=m, page_size=page_size) for m in means])
+        layers = [MpfaLayer(r, means=m, page_size=page_size) for r, m in zip(recipes, means)]
+        super().__init__(layers=layers)
         self.recipe = recipe
+
+    @property
+    def recipes(self) -> list[str]:
+        """The recipe of every layer."""
+        return [layer.recipe for layer in self.layers]
 
     @property
     def bytes_per_token(self) -> float:
