@@ -34,7 +34,7 @@ struct CacheConfig {
   Executor executor;            // what runs them
 };
 
-/// Exact bytes per token over all KV heads: codes, scales and rank-one terms of K and V.
+/// Exact bytes per token over all KV heads: codes, scales, rank-one terms and means of pages, of K and V.
 /// Tokens kept in bf16 (sink, recent) come on top; PagedCache::memory_bytes counts them.
 [[nodiscard]] double bytes_per_token(const Recipe& recipe, std::int64_t q_heads, std::int64_t kv_heads,
                                      std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t page_size,

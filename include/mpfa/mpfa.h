@@ -261,6 +261,15 @@ MPFA_API mpfa_status mpfa_pages_check_tag(const mpfa_pages* pages, const char* t
  * MPFA_ALL_TOKENS: every slot counts. Fails with nothing written. */
 MPFA_API mpfa_status mpfa_pages_copy(const mpfa_pages* from, const mpfa_pages* to, const int32_t* from_ids,
                                      const int32_t* to_ids, int64_t count, int64_t tokens, mpfa_error* error);
+/* Converts pages of "bf16" or "fp16" to `format` (8 or 4 bits) in the memory they are in, as after a prefill, and
+ * describes the pool as pages of that format in `converted` (not the same struct; it keeps `format` and `global`). A
+ * page must be contiguous, in either order. ids [count]: pages to convert, each once; pages of formats whose tokens
+ * share scales must be full. mean [kv_heads, head_dim] is subtracted first, global [kv_heads] are calibrated scales;
+ * both may be NULL. A converted page begins with its codes and scales, the rest of it is as it was. A refused call
+ * changes nothing. Counters are added to what is there; may be NULL. */
+MPFA_API mpfa_status mpfa_pages_convert(const mpfa_pages* pages, const char* format, const int32_t* ids, int64_t count,
+                                        const float* mean, const float* global, mpfa_pages* converted,
+                                        mpfa_counters* counters, mpfa_error* error);
 /* Quantises token i of k [1, count, kv_heads, head_dim] and v into slot slot_mapping[i] = page * page_size + slot; -1
  * skips it. slot_mapping [count] of MPFA_I32 or MPFA_I64. The bytes are those of mpfa_cache_write_slots on a cache of
  * this config, whose sizes and global scales are those of the pages. Counters are added to what is there; may be NULL.

@@ -126,6 +126,20 @@ inline constexpr std::int64_t all_slots = -1;
 [[nodiscard]] Status copy_pages(const Pages& from, const MutablePages& to, std::span<const std::int32_t> from_ids,
                                 std::span<const std::int32_t> to_ids, std::int64_t tokens = all_slots);
 
+/// Converts pages of bf16 or fp16 (layout linear) to `format`, any format of 8 or 4 bits, in the memory they are in, as
+/// after a prefill. A page must be contiguous, in either order; pages may lie apart by any stride.
+/// ids     the pages to convert, each once. All their slots are converted: for formats whose tokens share scales
+///         (block_keys > 1) they must be full, for others an unused slot costs nothing but counters
+/// mean    [kv_heads, head_dim] float32 that is subtracted first (k_mean or v_mean of the view), or null
+/// global  [kv_heads] calibrated scales, or null = 1; kept by address
+/// A converted page begins with [codes: head][scales: head], the scales at the next multiple of 16 bytes: the bytes of
+/// quantise_tokens over the page. What lies behind them in the page is left as it was and free, and no other page is
+/// touched. The temporary is one page. Returns the whole pool as pages of `format`, of which converted ones may be
+/// read; without ids nothing is written. A refused call changes nothing.
+[[nodiscard]] Result<MutablePages> convert_pages(const MutablePages& pages, const BlockFormat& format,
+                                                 std::span<const std::int32_t> ids, const float* mean = nullptr,
+                                                 const float* global = nullptr, QuantiseCounters* counters = nullptr);
+
 /// A page table in compressed rows, as FlashInfer has it: sequence b holds the pages
 /// indices[indptr[b] .. indptr[b + 1]), the last of them filled with last_page_len[b] tokens.
 struct CsrPageTable {

@@ -148,6 +148,34 @@ std::pair<PageSet, PageSet> PageSet::joined(nb::object buffer, const std::pair<s
   return sets;
 }
 
+PageSet PageSet::converted(const PageSet& source, const std::string& format, const std::vector<std::int32_t>& ids,
+                           const std::vector<float>& mean, nb::handle global, QuantiseCounters& met) {
+  const MutablePages wide = source.writable("pages");
+  const BlockFormat f = take(parse_format(format));
+  PageSet set;
+  set.data_object_ = source.data_object_;
+  set.scales_object_ = nb::none();
+  set.data_ = source.data_;
+  set.global_ = import_optional_floats(global, "scale", {wide.kind.kv_heads});
+  const float* const scales = set.global_.empty() ? nullptr : set.global_.data();
+  const auto convert = [&] {
+    nb::gil_scoped_release released;
+    return convert_pages(wide, f, ids, mean.empty() ? nullptr : mean.data(), scales, &met);
+  };
+  const MutablePages packed = take(convert());
+  const OperandPages& o = packed.bytes;
+  set.data_part_ = set.scales_part_ = source.data_part_;
+  set.data_part_.strides = {o.data_page_stride, o.data_head_stride, o.data_row_stride};
+  if (o.scales == nullptr) {
+    set.scales_part_ = {};
+  } else {
+    set.scales_part_.offset += o.scales - o.data;
+    set.scales_part_.strides = {o.scale_page_stride, o.scale_head_stride, o.scale_row_stride};
+  }
+  set.pages_ = packed.view();
+  return set;
+}
+
 void PageSet::finish(nb::handle global) {
   const PagesKind kind = pages_.kind;
   global_ = import_optional_floats(global, "scale", {kind.kv_heads});
@@ -188,6 +216,17 @@ void copy(const PageSet& source, const PageSet& target, nb::handle source_ids, n
   check(copy_pages(source.pages(), written, from, to, tokens));
 }
 
+nb::tuple convert(const PageSet& pages, const std::string& format, nb::handle page_ids, nb::handle mean,
+                  nb::handle scale) {
+  const PagesKind& kind = pages.pages().kind;
+  const std::vector<std::int32_t> ids = ids_of(page_ids, "page_ids", kind.num_pages);
+  const std::vector<float> means = import_optional_floats(mean, "mean", {kind.kv_heads, kind.head_dim});
+  QuantiseCounters met;
+  PageSet made = PageSet::converted(pages, format, ids, means, scale, met);
+  return nb::make_tuple(nb::cast(std::move(made)),
+                        std::vector<std::int64_t>{met.saturated_elements, met.flushed_blocks, met.nonfinite_blocks});
+}
+
 }  // namespace
 
 void bind_pages(nb::module_& m) {
@@ -206,6 +245,7 @@ void bind_pages(nb::module_& m) {
       });
   m.def("joined_pages", &PageSet::joined, any, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg());
+  m.def("convert_pages", &convert, nb::arg(), nb::arg(), any, any, any);
   m.def("copy_pages", &copy, nb::arg(), nb::arg(), any, any, nb::arg());
   m.def("pages_geometry", [](const std::string& format, const std::string& layout, std::int64_t num_pages,
                              std::int64_t page_size, std::int64_t kv_heads, std::int64_t head_dim) {

@@ -23,6 +23,10 @@ class PageSet {
                                             const std::pair<std::int64_t, std::int64_t>& head_dims,
                                             const std::pair<nb::object, nb::object>& globals);
 
+  /// The pages of `source`, 16 bits, converted in place: see convert_pages. Adds to `met`.
+  static PageSet converted(const PageSet& source, const std::string& format, const std::vector<std::int32_t>& ids,
+                           const std::vector<float>& mean, nb::handle global, QuantiseCounters& met);
+
   [[nodiscard]] const Pages& pages() const { return pages_; }
   /// The same pages to write to; fails on read-only arrays and on rows that share bytes.
   [[nodiscard]] MutablePages writable(const char* name) const;

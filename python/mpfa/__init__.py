@@ -46,7 +46,7 @@ from mpfa.formats import (
 )
 
 from mpfa.page_view import PageView
-from mpfa.pages import Pages, copy_pages, joined_pages
+from mpfa.pages import Pages, convert_pages, copy_pages, joined_pages
 
 MpfaError = _core.MpfaError
 MpfaError.__module__ = "mpfa"
@@ -62,6 +62,7 @@ __all__ = [
     "__version__",
     "attend",
     "bytes_per_token",
+    "convert_pages",
     "copy_pages",
     "dequantize",
     "flash_attn_func",

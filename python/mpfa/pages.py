@@ -181,6 +181,31 @@ def joined_pages(
     return k, v
 
 
+def convert_pages(pages, format: str, page_ids=None, *, mean=None, scale=None) -> tuple[Pages, dict[str, int]]:
+    """Convert pages of K or V from bfloat16 or float16 to `format` (8 or 4 bits) IN PLACE, as after a prefill.
+
+    pages     `Pages`, or an array [num_pages, page_size, kv_heads, d]; a page is contiguous in either order, pages may
+              lie apart, as of a slice of a tensor with K and V interleaved
+    page_ids  pages to convert, each once (default: all). For formats whose tokens share scales they must be full
+    mean      [kv_heads, d] float32, subtracted first: k_mean or v_mean of a `PageView`
+    scale     calibrated scale of formats that store none: one number, or one per head
+
+    Returns the pool as `Pages` of the format, of which converted pages may be read, and the counters of the
+    quantisers. A converted page begins with its codes and scales (docs/cache.md), the rest of it keeps its bytes and is
+    free; converting it again would take codes for numbers. A refused call changes nothing.
+    """
+    source = pages if isinstance(pages, Pages) else Pages(pages)
+    core, met = _core.convert_pages(
+        source._core,
+        text(format, "format"),
+        page_ids,
+        None if mean is None else plain(mean, "mean"),
+        _scale(scale, source.kv_heads),
+    )
+    converted = Pages.__new__(Pages)._adopt(core, source.data, None)
+    return converted, dict(zip(("saturated", "flushed", "nonfinite"), met))
+
+
 def copy_pages(source: Pages, target: Pages, source_ids=None, target_ids=None, *, tokens: int | None = None) -> None:
     """Copy pages IN PLACE into `target`, changing the layout where the two differ; bit for bit, so that the way back
     gives the same bytes.

@@ -272,6 +272,8 @@ Status PagedCache::seal() {
   for (Sequence& s : st.sequences) {
     st.pack_wide(s, packed(s));
     st.drop_wide(s, s.packed_end);
+    s.wide_k.shrink_to_fit();  // the whole prefill was in there
+    s.wide_v.shrink_to_fit();
   }
   st.refresh();
   return {};

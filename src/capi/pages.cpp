@@ -94,6 +94,13 @@ Result<mpfa::PageOrder> to_order(const char* call, const char* order) {
   return mpfa::parse_page_order(order);
 }
 
+void add_counters(const mpfa::QuantiseCounters& met, mpfa_counters* counters) {
+  if (counters == nullptr) return;
+  counters->nonfinite_blocks += met.nonfinite_blocks;
+  counters->saturated_elements += met.saturated_elements;
+  counters->flushed_blocks += met.flushed_blocks;
+}
+
 template <class Slot>
 Status write(const mpfa::CacheConfig& config, const mpfa::MutablePages& kp, const mpfa::MutablePages& vp,
              const mpfa::TensorView& k, const mpfa::TensorView& v, const void* slots, int64_t count,
@@ -101,10 +108,7 @@ Status write(const mpfa::CacheConfig& config, const mpfa::MutablePages& kp, cons
   mpfa::QuantiseCounters met;
   MPFA_RETURN_IF_ERROR(mpfa::quantise_to_pages(
       config, kp, vp, k, v, std::span(static_cast<const Slot*>(slots), static_cast<size_t>(count)), &met));
-  if (counters == nullptr) return {};
-  counters->nonfinite_blocks += met.nonfinite_blocks;
-  counters->saturated_elements += met.saturated_elements;
-  counters->flushed_blocks += met.flushed_blocks;
+  add_counters(met, counters);
   return {};
 }
 
@@ -207,6 +211,40 @@ mpfa_status mpfa_pages_copy(const mpfa_pages* from, const mpfa_pages* to, const 
     MPFA_RETURN_IF_ERROR(check_list(kCall, "to_ids", to_ids, count));
     return mpfa::copy_pages(source.value(), target.value(), std::span(from_ids, static_cast<size_t>(count)),
                             std::span(to_ids, static_cast<size_t>(count)), tokens);
+  });
+}
+
+mpfa_status mpfa_pages_convert(const mpfa_pages* pages, const char* format, const int32_t* ids, int64_t count,
+                               const float* mean, const float* global, mpfa_pages* converted, mpfa_counters* counters,
+                               mpfa_error* error) {
+  return guarded(error, [&]() -> Status {
+    constexpr const char* kCall = "mpfa_pages_convert";
+    const auto source = to_mutable(kCall, "pages", pages);
+    if (!source.ok()) return source.status();
+    MPFA_RETURN_IF_ERROR(not_null(kCall, "format", format));
+    MPFA_RETURN_IF_ERROR(not_null(kCall, "converted", converted));
+    if (converted == pages) return invalid(fmt::format("{}: converted is pages; pass a struct of its own", kCall));
+    MPFA_RETURN_IF_ERROR(check_list(kCall, "ids", ids, count));
+    const auto parsed = mpfa::parse_format(format);
+    if (!parsed.ok()) return parsed.status();
+    mpfa::QuantiseCounters met;
+    const auto made = mpfa::convert_pages(source.value(), parsed.value(), std::span(ids, static_cast<size_t>(count)),
+                                          mean, global, &met);
+    if (!made.ok()) return made.status();
+    const mpfa::OperandPages& o = made.value().bytes;
+    *converted = *pages;
+    converted->format = format;
+    converted->global = global;
+    const auto part = [&](int64_t offset, const mpfa::PageStrides& strides) {
+      return MutablePagePart{static_cast<std::byte*>(pages->data), bytes_of(pages->data_bytes), offset, strides};
+    };
+    set_data(*converted, part(pages->data_offset, {o.data_page_stride, o.data_head_stride, o.data_row_stride}));
+    if (o.scales != nullptr) {
+      set_scales(*converted, part(pages->data_offset + (o.scales - o.data),
+                                  {o.scale_page_stride, o.scale_head_stride, o.scale_row_stride}));
+    }
+    add_counters(met, counters);
+    return {};
   });
 }
 

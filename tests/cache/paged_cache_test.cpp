@@ -6,6 +6,7 @@
 #include <limits>
 #include <random>
 
+#include "cache/convert.hpp"
 #include "mpfa/cache.hpp"
 
 namespace mpfa {
@@ -147,6 +148,26 @@ TEST(PagedCache, PhaseSwitchKeepsSixteenBitsUntilSeal) {
   EXPECT_LT(cache.memory_bytes(), wide);
   ASSERT_TRUE(tokens.append(cache, 36, 1).ok());
   EXPECT_EQ(cache.view().sequences[0].packed_end, 37);
+}
+
+TEST(PagedCache, SealedBytesAreThoseOfBf16TokensQuantisedAtOnce) {
+  Tokens tokens(40);
+  for (std::vector<float>* x : {&tokens.k, &tokens.v}) {
+    for (float& v : *x) v = bf16_to_float(float_to_bf16(v));
+  }
+  for (const std::string recipe : {"kv=mxfp4", "k=nvfp4,v=fp8_e4m3", "kv=int8_tile16", "kv=nvfp4,v_mean=page"}) {
+    PagedCache sealed = PagedCache::create(config((recipe + ",phase_switch=on").c_str())).value();
+    PagedCache direct = PagedCache::create(config(recipe.c_str())).value();
+    const auto bytes = static_cast<std::size_t>(direct.storage_bytes());
+    for (PagedCache* cache : {&sealed, &direct}) {
+      std::memset(cache->storage(), 0xFF, bytes);
+      ASSERT_TRUE(tokens.append(*cache, 0, 25).ok());
+      ASSERT_TRUE(tokens.append(*cache, 25, 10).ok());
+      ASSERT_TRUE(cache->seal().ok());
+      ASSERT_TRUE(tokens.append(*cache, 35, 5).ok());
+    }
+    EXPECT_EQ(std::memcmp(sealed.storage(), direct.storage(), bytes), 0) << recipe;
+  }
 }
 
 TEST(PagedCache, NanTokenLeavesTheMeanOfOthersFinite) {

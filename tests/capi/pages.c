@@ -40,7 +40,72 @@ static void test_tables(void) {
                 MPFA_INVALID_ARGUMENT, "count");
 }
 
+/* bf16 pages become mxfp4 in place and are attended to. */
+static void test_convert(void) {
+  static uint16_t pool[2][kPages * kPageSize * kKvHeads * kDim];
+  mpfa_pages wide[2], packed[2];
+  const int32_t ids[2] = {3, 1};
+  mpfa_counters counters = {1, 0, 0};
+  for (int i = 0; i < 2; ++i) {
+    for (int j = 0; j < kPages * kPageSize * kKvHeads * kDim; ++j) pool[i][j] = i == 0 ? 0x3F80 : 0x3FC0; /* 1, 1.5 */
+    wide[i] = pages_of("bf16", NULL);
+    CHECK(mpfa_pages_dense(&wide[i], "hnd", &error) == MPFA_OK);
+    wide[i].data = pool[i];
+    CHECK(mpfa_pages_convert(&wide[i], "mxfp4", ids, 2, NULL, NULL, &packed[i], &counters, &error) == MPFA_OK);
+  }
+  CHECK(counters.nonfinite_blocks == 1 && packed[0].data == pool[0] && packed[0].data_row_stride == kDim / 2);
+  CHECK(pool[0][0] == 0x3F80 && packed[0].scale_offset == kPageSize * kKvHeads * kDim / 2);
+  mpfa_pages* none = NULL;
+  CHECK_REFUSED(mpfa_pages_convert(&wide[0], "bf16", ids, 1, NULL, NULL, &packed[0], NULL, &error),
+                MPFA_INVALID_ARGUMENT, "not smaller");
+  CHECK_REFUSED(mpfa_pages_convert(&wide[0], "mxfp4", ids, -1, NULL, NULL, &packed[0], NULL, &error),
+                MPFA_INVALID_ARGUMENT, "count");
+  CHECK_REFUSED(mpfa_pages_convert(&wide[0], NULL, ids, 1, NULL, NULL, &packed[0], NULL, &error), MPFA_INVALID_ARGUMENT,
+                "format is NULL");
+  CHECK_REFUSED(mpfa_pages_convert(&wide[0], "mxfp4", ids, 1, NULL, NULL, none, NULL, &error), MPFA_INVALID_ARGUMENT,
+                "converted is NULL");
+  CHECK_REFUSED(mpfa_pages_convert(&wide[0], "mxfp4", ids, 1, NULL, NULL, &wide[0], NULL, &error),
+                MPFA_INVALID_ARGUMENT, "a struct of its own");
+  CHECK_REFUSED(mpfa_pages_convert(&packed[0], "int8", ids, 1, NULL, NULL, &wide[0], NULL, &error),
+                MPFA_INVALID_ARGUMENT, "bf16 or fp16");
+
+  mpfa_cache_view view = {.struct_size = sizeof view, .k_format = "mxfp4", .v_format = "mxfp4"};
+  CHECK(mpfa_pages_operand(&packed[0], &view.k, &error) == MPFA_OK);
+  CHECK(mpfa_pages_operand(&packed[1], &view.v, &error) == MPFA_OK);
+  const int64_t lengths[1] = {kPageSize + 3};
+  view.num_pages = kPages;
+  view.page_size = kPageSize;
+  view.kv_heads = kKvHeads;
+  view.head_dim = view.head_dim_v = kDim;
+  view.page_table = ids;
+  view.page_table_stride = 2;
+  view.lengths = lengths;
+  mpfa_recipe* recipe = recipe_of("kv=mxfp4");
+  mpfa_problem problem;
+  mpfa_problem_init(&problem, sizeof problem);
+  problem.recipe = recipe;
+  problem.max_kv = 2 * kPageSize;
+  problem.q_heads = problem.kv_heads = kKvHeads;
+  problem.head_dim = problem.head_dim_v = kDim;
+  problem.page_size = kPageSize;
+  mpfa_plan* plan = NULL;
+  CHECK(mpfa_plan_create(&problem, MPFA_CPU, &plan, &error) == MPFA_OK);
+  static _Alignas(64) char workspace[1 << 20];
+  CHECK(mpfa_plan_workspace_bytes(plan) <= sizeof workspace);
+  static float q[kKvHeads * kDim], out[kKvHeads * kDim];
+  mpfa_attend_args args;
+  mpfa_attend_args_init(&args, sizeof args);
+  args.q = mpfa_contiguous(q, MPFA_F32, 1, 1, kKvHeads, kDim);
+  args.out = mpfa_contiguous(out, MPFA_F32, 1, 1, kKvHeads, kDim);
+  args.view = &view;
+  CHECK(mpfa_attend(plan, &args, workspace, sizeof workspace, &error) == MPFA_OK);
+  for (int i = 0; i < kKvHeads * kDim; ++i) CHECK_NEAR(out[i], 1.5, 1e-6);
+  mpfa_plan_destroy(plan);
+  mpfa_recipe_destroy(recipe);
+}
+
 void test_pages(void) {
+  test_convert();
   test_tables();
   static unsigned char data[2][kPages * kPageSize * kKvHeads * kDim], scales[2][kPages * kPageSize * kKvHeads * 4];
   static unsigned char blocks[2][kPages * kPageSize * kKvHeads * kDim];

@@ -148,6 +148,15 @@ TEST(Latent, AnyNumberOfQueryHeadsOverOneKvHead) {
   for (const std::int64_t dv : {1, 64, 575, 576}) expect_latent(with_format("nvfp4"), {1, 80, 16, 576, dv});
 }
 
+TEST(Latent, LargestHeadDims) {
+  for (const std::int64_t heads : {1, 12, 40}) {
+    for (const char* format : {"f32", "nvfp4@keys", "int8"}) {
+      expect_latent(with_format(format), {1, 70, heads, 1024, 1024});
+      expect_latent(with_format(format) + ",q_centre=mean,centre=mean", {1, 70, heads, 1000, 7});
+    }
+  }
+}
+
 TEST(Latent, CentringRotationAndWideTokens) {
   for (const char* extra :
        {",centre=mean", ",centre=mean,q_centre=mean", ",rotate=qkv", ",centre=mean,rotate=qkv", ",sink=5,recent=9",

@@ -227,3 +227,81 @@ def test_what_does_not_fit_is_refused_with_a_reason(pools):
     loose = torch.from_numpy(k)[:, :, :1].expand(8, PAGE, KV_HEADS, D)
     with pytest.raises(mpfa.MpfaError, match="rows of data overlap"):
         mpfa.PageView(loose, v, **table()).write_slots(k[0], v[0], np.arange(PAGE))
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "fp8_e4m3", "int4_asym", "fp8_e4m3_static", "nvfp4@keys"])
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_converted_pages_hold_the_bytes_of_quantize(name, order, dtype):
+    shape = (PAGE, KV_HEADS) if order == "NHD" else (KV_HEADS, PAGE)
+    memory = normal(8, 2, *shape, D, dtype=dtype)
+    before = memory.copy()
+    scale = np.float32([0.01, 0.02]) if "static" in name else None
+    pages, counters = mpfa.convert_pages(mpfa.Pages(memory[:, 1], order=order), name, [5, 2], scale=scale)
+    assert pages.format == name and (pages.num_pages, pages.page_size, pages.head_dim) == (8, PAGE, D)
+    assert counters["nonfinite"] == 0
+    untouched = np.ones(memory.shape[:2], bool)
+    untouched[[5, 2], 1] = False
+    assert np.array_equal(memory[untouched].view(np.uint16), before[untouched].view(np.uint16))
+    for page in (5, 2):
+        x = before[page, 1] if order == "HND" else np.ascontiguousarray(before[page, 1].swapaxes(0, 1))
+        want = mpfa.quantize(x, name, scale=scale)
+        bytes_ = memory[page, 1].reshape(-1).view(np.uint8)
+        codes = want.data.reshape(-1)
+        first = -(-codes.size // 16) * 16
+        assert np.array_equal(bytes_[: codes.size], codes)
+        assert np.array_equal(bytes_[first : first + want.scales.size], want.scales.reshape(-1))
+
+
+@pytest.mark.parametrize("recipe", ["kv=nvfp4,p=bf16", "k=mxfp4,v=fp8_e4m3,p=bf16", "nvfp4,centre=static"])
+def test_attention_over_converted_pages_is_that_of_a_cache(recipe):
+    memory = normal(8, 2, PAGE, KV_HEADS, D, dtype=ml_dtypes.bfloat16)
+    mean = {"k_mean": normal(KV_HEADS, D)} if "static" in recipe else {}
+    cache = mpfa.PagedCache(recipe, q_heads=HEADS, kv_heads=KV_HEADS, head_dim=D, batch=3, page_size=PAGE, **mean)
+    for b in (0, 2):
+        cache.append(dense(memory[:, 0], b), dense(memory[:, 1], b), sequences=[b])
+    q = normal(3, 2, HEADS, D)
+    want = cache.attend(q, return_lse=True)
+    k_format, v_format = {"k=": ("mxfp4", "fp8_e4m3")}.get(recipe[:2], ("nvfp4", "nvfp4"))
+    k, _ = mpfa.convert_pages(memory[:, 0], k_format, [5, 2, 7], mean=mean.get("k_mean"))
+    v, _ = mpfa.convert_pages(memory[:, 1], v_format, [5, 2, 7])
+    view = mpfa.PageView(k, v, recipe=recipe, **mean, **table())
+    got = view.attend(q, return_lse=True)
+    assert all(np.array_equal(a, b) for a, b in zip(got, want))
+    # Decode goes on in the unused slots of the last page.
+    new = normal(1, KV_HEADS, D)
+    view.write_slots(new, new, np.array([7 * PAGE + 5]))
+    view.set_table(page_table=TABLE, lengths=[38, 0, 16])
+    cache.append(new[None], new[None], sequences=[0])
+    assert np.array_equal(view.attend(q), cache.attend(q))
+
+
+def test_converted_torch_pages_share_their_memory():
+    memory = torch.randn(2, 4, PAGE, KV_HEADS, D, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+    before = memory.clone()
+    mpfa.convert_pages(memory[1], "nvfp4", [1])
+    assert torch.equal(memory[0], before[0]) and torch.equal(memory[1, [0, 2, 3]], before[1, [0, 2, 3]])
+    want = mpfa.quantize(before[1, 1].transpose(0, 1).contiguous(), "nvfp4")
+    codes = memory[1, 1].reshape(-1).view(torch.uint8)[: want.data.numel()]
+    assert torch.equal(codes, want.data.reshape(-1))
+
+
+def test_refused_conversions_change_nothing():
+    memory = normal(4, 2, PAGE, KV_HEADS, D, dtype=ml_dtypes.bfloat16)
+    before = memory.copy()
+    frozen = memory[:, 0]
+    frozen.flags.writeable = False
+    for pages, name, ids, message in [
+        (memory[:, 0], "bf16", [0], "not smaller"),
+        (memory[:, 0], "fp8_e4m3_static", [0], "pass global"),
+        (memory[:, 0], "mxfp4", [0, 0], "given twice"),
+        (memory[:, 0], "mxfp4", [4], r"page ids are in 0\.\.3"),
+        (memory[:, 0, :, :, :32], "mxfp4", [0], "must be contiguous"),
+        (memory[:, 0, :12], "nvfp4@keys", [0], "page_size 12"),
+        (np.zeros((1, 2, 2, 8), np.float32), "mxfp4", [0], "bf16 or fp16"),
+        (memory, "mxfp4", [0], "dimensions"),
+        (frozen, "mxfp4", [0], "read-only|writable"),
+    ]:
+        with pytest.raises(mpfa.MpfaError, match=message):
+            mpfa.convert_pages(pages, name, ids)
+    assert np.array_equal(memory.view(np.uint16), before.view(np.uint16))
