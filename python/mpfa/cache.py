@@ -237,7 +237,7 @@ class PagedCache:
 
     @property
     def bytes_per_token(self) -> float:
-        """Exact packed bytes of one token over all KV heads (codes, scales, rank-one terms)."""
+        """Exact packed bytes of one token over all KV heads (codes, scales, rank-one terms, means of pages)."""
         return _core.bytes_per_token(
             self.recipe,
             self._q_heads,

@@ -249,8 +249,8 @@ static void test_refusals(void) {
 }
 
 int main(void) {
-  const char* recipes[] = {"bf16", "mxfp4", "nvfp4,centre=none", "fp8"};
-  for (int i = 0; i < 4; ++i) test_uniform_and_views(recipes[i]);
+  const char* recipes[] = {"bf16", "mxfp4", "nvfp4,centre=none", "fp8", "kv=mxfp4,v_mean=page"};
+  for (int i = 0; i < 5; ++i) test_uniform_and_views(recipes[i]);
   test_sink_and_caller_memory();
   test_quantize();
   test_merge();
