@@ -26,10 +26,19 @@ Means means_of(const AttentionProblem& p, const AttentionTensors& t, std::int64_
           s.k_mean == nullptr ? nullptr : s.k_mean + g * p.head_dim};
 }
 
+/// The round trip in vectors; false, with nothing done, when there is none for the format or the row.
+bool quantise_row_fast(const BlockFormat& q, std::int64_t d, float* x) {
+  constexpr BlockFormat kNvfp4{Element::e2m1, ScaleType::e4m3, ScaleRule::amax, PackAxis::head_dim, 16, 1};
+  constexpr BlockFormat kFp8{Element::e4m3, ScaleType::f32, ScaleRule::amax, PackAxis::head_dim, 0, 1};
+  if (q.element == Element::bf16) row_to_bf16(x, d);
+  if (q == kNvfp4) return row_to_nvfp4(x, d);
+  if (q == kFp8) return row_to_fp8_e4m3(x, d);
+  return q.element == Element::bf16 || q.element == Element::f32;
+}
+
 /// x -> its round trip through the format of Q, and for two terms + that of what is left.
 void quantise_row(const Recipe& r, std::int64_t d, float* x) {
-  if (r.q_terms == 1 && r.q.element == Element::f32) return;
-  if (r.q_terms == 1 && r.q.element == Element::bf16) return row_to_bf16(x, d);
+  if (r.q_terms == 1 && quantise_row_fast(r.q, d, x)) return;
   float first[formats::kMaxHeadDim], second[formats::kMaxHeadDim];
   round_trip_tokens(r.q, d, 1, x, d, first, d, nullptr);
   if (r.q_terms == 2) {

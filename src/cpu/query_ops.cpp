@@ -17,6 +17,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::CappedTag<float, kLaneMultiple>;
 using Four = hn::CappedTag<float, 4>;
 
+#include "cpu/exp2-inl.hpp"
+
 /// One vector of row_to_bf16().
 HWY_INLINE hn::Vec<D> ToBf16(hn::Vec<D> x) {
   const D d;
@@ -39,6 +41,57 @@ void RowToBf16(float* x, std::int64_t n) {
   std::copy(x + i, x + n, rest);
   hn::StoreU(ToBf16(hn::LoadU(d, rest)), d, rest);
   std::copy_n(rest, n - i, x + i);
+}
+
+/// Largest magnitude of n floats in every lane, at most 2^127; n is a multiple of the lanes.
+HWY_INLINE hn::Vec<D> LargestOf(const float* x, std::int64_t n) {
+  const D d;
+  auto largest = hn::Zero(d);
+  for (std::int64_t i = 0; i < n; i += hn::Lanes(d)) largest = hn::Max(largest, hn::Abs(hn::LoadU(d, x + i)));
+  return hn::Min(hn::MaxOfLanes(d, largest), hn::Set(d, 0x1p127F));
+}
+
+/// x = RN(x / factor) * factor with kDrop mantissa bits dropped, steps no finer than those of `smallest`, at most
+/// `most`; 0 where factor is.
+template <int kDrop>
+HWY_INLINE void RoundTrip(float* x, std::int64_t n, hn::Vec<D> factor, float smallest, float most) {
+  const D d;
+  const auto empty = hn::Eq(factor, hn::Zero(d));
+  for (std::int64_t i = 0; i < n; i += hn::Lanes(d)) {
+    const auto v = hn::LoadU(d, x + i);
+    const auto magnitude = hn::Min(hn::Div(hn::Abs(v), factor), hn::Set(d, most));
+    const auto rounded = NearestIn<kDrop>(magnitude, hn::Max(Binade(magnitude), hn::Set(d, smallest)));
+    hn::StoreU(hn::IfThenZeroElse(empty, hn::CopySign(hn::Mul(rounded, factor), v)), d, x + i);
+  }
+}
+
+bool AllFinite(const float* x, std::int64_t n) {
+  const D d;
+  auto sum = hn::Zero(d);  // 0 * NaN and 0 * Inf are NaN, and stay one
+  for (std::int64_t i = 0; i < n; i += hn::Lanes(d)) sum = hn::MulAdd(hn::LoadU(d, x + i), hn::Zero(d), sum);
+  return hn::AllTrue(d, hn::Eq(sum, hn::Zero(d)));
+}
+
+bool RowToNvfp4(float* x, std::int64_t n) {
+  const D d;
+  if (n % 16 != 0 || !AllFinite(x, n)) return false;
+  for (std::int64_t c = 0; c < n; c += 16) {
+    const auto wanted = hn::Min(hn::Div(LargestOf(x + c, 16), hn::Set(d, 6.0F)), hn::Set(d, 448.0F));
+    const auto scale = NearestIn<20>(wanted, hn::Max(Binade(wanted), hn::Set(d, 0x1p-6F)));
+    RoundTrip<22>(x + c, 16, scale, 1.0F, 6.0F);
+  }
+  return true;
+}
+
+bool RowToFp8(float* x, std::int64_t n) {
+  const D d;
+  if (n % 16 != 0 || !AllFinite(x, n)) return false;
+  const auto largest = LargestOf(x, n);
+  const auto scale = hn::Max(hn::Div(largest, hn::Set(d, 448.0F)), hn::Set(d, 0x1p-126F));
+  // A row whose largest element rounds to 0 has no scale.
+  const auto vanishes = hn::Le(hn::Div(largest, scale), hn::Set(d, 0x1p-10F));
+  RoundTrip<20>(x, n, hn::IfThenZeroElse(vanishes, scale), 0x1p-6F, 448.0F);
+  return true;
 }
 
 double RowDot(const float* x, const float* y, std::int64_t n) {
@@ -131,12 +184,20 @@ HWY_AFTER_NAMESPACE();
 namespace mpfa::cpu {
 
 HWY_EXPORT(RowToBf16);
+HWY_EXPORT(RowToNvfp4);
+HWY_EXPORT(RowToFp8);
 HWY_EXPORT(RowDot);
 HWY_EXPORT(RowsToColumns);
 HWY_EXPORT(ColumnsToRows);
 
 void row_to_bf16(float* x, std::int64_t n) {
   HWY_DYNAMIC_DISPATCH(RowToBf16)(x, n);
+}
+bool row_to_nvfp4(float* x, std::int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(RowToNvfp4)(x, n);
+}
+bool row_to_fp8_e4m3(float* x, std::int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(RowToFp8)(x, n);
 }
 double row_dot(const float* x, const float* y, std::int64_t n) {
   return HWY_DYNAMIC_DISPATCH(RowDot)(x, y, n);

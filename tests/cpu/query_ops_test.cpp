@@ -30,6 +30,26 @@ TEST(QueryOps, Bf16RowsAreThoseOfTheCodec) {
   });
 }
 
+TEST(QueryOps, RoundTripsAreThoseOfTheFormats) {
+  on_every_target([] {
+    for (const auto& [name, round] : {std::pair{"nvfp4", &row_to_nvfp4}, std::pair{"fp8_e4m3", &row_to_fp8_e4m3}}) {
+      const BlockFormat f = parse_format(name).value();
+      for (const float size : {1.0F, 300.0F, 1e5F, 3e-3F, 1e-4F, 2e-36F, 3e-40F, 1e-42F, 8e37F}) {
+        constexpr std::int64_t n = 256;
+        std::vector<float> x = normal(n, 1), want(n);
+        for (std::int64_t i = 0; i < n; ++i) x[i] = i / 16 == 3 ? 0.0F : std::round(x[i] * 32.0F) / 32.0F * size;
+        round_trip_tokens(f, n, 1, x.data(), n, want.data(), n, nullptr);
+        EXPECT_TRUE(round(x.data(), n));
+        EXPECT_EQ(x, want) << name << " " << size;
+      }
+      std::vector<float> bad(32, 1.0F);
+      EXPECT_FALSE(round(bad.data(), 24));
+      bad[20] = std::numeric_limits<float>::infinity();
+      EXPECT_FALSE(round(bad.data(), 32));
+    }
+  });
+}
+
 TEST(QueryOps, DotIsSummedInDouble) {
   on_every_target([] {
     for (const std::size_t n : {1, 7, 64, 75}) {
