@@ -85,7 +85,7 @@ void quantise_tokens(const BlockFormat& f, std::int64_t head_dim, std::int64_t s
   const bool by_channel = f.axis == PackAxis::keys;
   formats::visit_format(f, [&]<class Codec, class Scale>() {
     for_each_block(f, head_dim, count, x, x_stride, [&](const Block& b, std::int64_t t, std::int64_t c) {
-      const Chosen scale = formats::choose_scale<Codec, Scale>(f, b, context, counted);
+      const Chosen scale = formats::choose_scale<Codec, Scale>(f, b, formats::largest_bits(b), context, counted);
       const std::int64_t row = by_channel ? c : slot + t, first = by_channel ? slot + t : c;
       std::byte* line = page.data + row * page.data_row_stride + first * Codec::kBits / 8;
       for (std::int64_t l = 0; l < b.lines; ++l, line += page.data_row_stride) {
@@ -111,7 +111,7 @@ void round_trip_tokens(const BlockFormat& f, std::int64_t head_dim, std::int64_t
   formats::visit_format(f, [&]<class Codec, class Scale>() {
     std::array<std::byte, formats::kMaxHeadDim * 4> codes;
     for_each_block(f, head_dim, tokens, x, x_stride, [&](const Block& b, std::int64_t t, std::int64_t c) {
-      const Chosen scale = formats::choose_scale<Codec, Scale>(f, b, context, counted);
+      const Chosen scale = formats::choose_scale<Codec, Scale>(f, b, formats::largest_bits(b), context, counted);
       for (std::int64_t l = 0; l < b.lines; ++l) {
         write_line<Codec>(b, l, scale, codes.data(), counted);
         formats::decode_run<Codec>(codes.data(), 0, b.length, scale.factor, out + (t + l) * out_stride + c,

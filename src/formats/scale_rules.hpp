@@ -138,9 +138,10 @@ inline std::uint32_t scale_code(const BlockFormat& f, const Block& b, float amax
   return f.scale == ScaleType::f16 ? half_code(amax / limit) : float_bits(float_scale(amax, limit));
 }
 
+/// `largest`: largest_bits of the block.
 template <class Codec, class Scale>
-Chosen choose_scale(const BlockFormat& f, const Block& b, const FactorContext& context, QuantiseCounters& counters) {
-  const std::uint32_t largest = largest_bits(b);
+Chosen choose_scale(const BlockFormat& f, const Block& b, std::uint32_t largest, const FactorContext& context,
+                    QuantiseCounters& counters) {
   if constexpr (Scale::kBytes == 0) {
     counters.nonfinite_blocks += largest >= kFloatInf ? 1 : 0;
     return stored<Scale>(0, context);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 
 namespace mpfa::threads {
 
@@ -43,12 +44,17 @@ ThreadPool::~ThreadPool() {
   for (std::thread& t : threads_) t.join();
 }
 
-void ThreadPool::start(int threads) {
+int ThreadPool::start(int threads) {
   pid_ = static_cast<int>(getpid());
-  while (static_cast<int>(threads_.size()) < threads - 1) {
-    const int worker = static_cast<int>(threads_.size()) + 1;
-    threads_.emplace_back([this, worker] { work(worker); });
+  try {
+    while (static_cast<int>(threads_.size()) < threads - 1) {
+      const int worker = static_cast<int>(threads_.size()) + 1;
+      threads_.emplace_back([this, worker] { work(worker); });
+    }
+  } catch (const std::exception&) {
+    // The system gives no more threads: the call is slower and otherwise the same.
   }
+  return std::min(threads, static_cast<int>(threads_.size()) + 1);
 }
 
 namespace {
@@ -103,7 +109,7 @@ void ThreadPool::parallel_for(std::int64_t tasks, int threads, Body body, void* 
     for (std::int64_t i = 0; i < tasks; ++i) body(argument, i, 0);
     return;
   }
-  start(threads);
+  threads = start(threads);
   body_ = body;
   argument_ = argument;
   tasks_ = tasks;

@@ -31,7 +31,8 @@ class ThreadPool {
 
  private:
   void work(int worker);
-  void start(int threads);
+  /// Threads that there are then, the caller included: at most `threads`.
+  [[nodiscard]] int start(int threads);
   void run_tasks_of_round(int worker);
 
   std::mutex owner_;  // held by the one call that uses the workers
