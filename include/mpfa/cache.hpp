@@ -10,6 +10,7 @@
 #include "mpfa/executor.hpp"
 #include "mpfa/pages.hpp"
 #include "mpfa/recipe.hpp"
+#include "mpfa/rope.hpp"
 #include "mpfa/status.hpp"
 #include "mpfa/tensor.hpp"
 
@@ -64,12 +65,13 @@ class PagedCache {
   /// Appends k [n, s, kv_heads, head_dim] and v [n, s, kv_heads, head_dim_v] (f32, bf16, f16) to the n sequences
   /// whose ids are in `sequences` (null: sequence i is i, n = batch). q [n, s, q_heads, head_dim] is read only by
   /// recipes with q_centre=mean, at a sequence's first append. Counts per sequence in `counts` ([n], <= s) or null.
-  /// All or nothing: when the pool lacks pages nothing is changed.
+  /// With `rope`, k is rotated first (in float32, not rounded before it is quantised), q for its mean likewise, and
+  /// rope->q goes to rope->q_out. All or nothing: when the pool lacks pages nothing is changed.
   [[nodiscard]] Status append(const TensorView& k, const TensorView& v, const TensorView* q,
-                              const std::int32_t* sequences, const std::int64_t* counts);
-  /// The same for caches with shared_kv, whose V is part of k.
+                              const std::int32_t* sequences, const std::int64_t* counts, const Rope* rope = nullptr);
+  /// The same for caches with shared_kv, whose V is part of k; the channels that turn come after those of V.
   [[nodiscard]] Status append(const TensorView& k, const TensorView* q, const std::int32_t* sequences,
-                              const std::int64_t* counts);
+                              const std::int64_t* counts, const Rope* rope = nullptr);
   /// Ends the 16-bit phase of recipes with phase_switch: quantises what is still in bf16. No-op for others.
   /// Fails, with nothing changed, when pages shared after a fork must be copied and the pool lacks pages for it.
   [[nodiscard]] Status seal();
@@ -91,15 +93,29 @@ class PagedCache {
   /// before the last append for the others. The error names the lengths that are possible.
   [[nodiscard]] Status truncate(std::int64_t sequence, std::int64_t tokens);
 
+  /// Turns the keys of tokens [from, length) by `delta` positions where they lie: codes are read, un-centred, turned,
+  /// centred and quantised again, bf16 tokens likewise, rank-one terms are taken anew. Every call costs one more
+  /// rounding of K. The row |delta| of the tables must be the rotation by |delta| positions, as in tables of fixed
+  /// frequencies. Fails, with nothing changed, on K formats whose tokens share scales and when shared pages cannot be
+  /// copied.
+  [[nodiscard]] Status shift(std::int64_t sequence, std::int64_t from, std::int64_t delta, const Rope& rope);
+  /// Drops tokens [begin, end) and closes the gap: later tokens move down, pages stay dense, V moves bit for bit. With
+  /// `rope` keys that move turn by end - begin positions back as in shift, so that positions are indices again;
+  /// without, they move bit for bit. Fails as shift does, on V formats whose tokens share scales, when begin is in the
+  /// sink, and when tokens would have to be bf16 that exist as codes only.
+  [[nodiscard]] Status remove(std::int64_t sequence, std::int64_t begin, std::int64_t end, const Rope* rope = nullptr);
+
   /// Writes token i of k [1, n, kv_heads, head_dim] and v [1, n, kv_heads, head_dim_v] (f32, bf16, f16) to slot
   /// slot_mapping[i] = page * page_size + slot of the pool; -1 skips the token. For callers with page tables of their
   /// own: no length or page table changes, and a free page is the caller's from its first write to free_slots. For
   /// recipes that keep no bf16 tokens and take no mean from a first append. Fails, with nothing changed, on slots
-  /// outside the pool or given twice, and on pages that several sequences share.
-  [[nodiscard]] Status write_slots(const TensorView& k, const TensorView& v,
-                                   std::span<const std::int64_t> slot_mapping);
+  /// outside the pool or given twice, and on pages that several sequences share. With `rope`, k is rotated at
+  /// rope->positions [n], and rope->q [1, sq, q_heads, head_dim] as in append.
+  [[nodiscard]] Status write_slots(const TensorView& k, const TensorView& v, std::span<const std::int64_t> slot_mapping,
+                                   const Rope* rope = nullptr);
   /// The same for caches with shared_kv.
-  [[nodiscard]] Status write_slots(const TensorView& k, std::span<const std::int64_t> slot_mapping);
+  [[nodiscard]] Status write_slots(const TensorView& k, std::span<const std::int64_t> slot_mapping,
+                                   const Rope* rope = nullptr);
   /// Gives back pages that write_slots took from the pool (page ids, each once).
   [[nodiscard]] Status free_slots(std::span<const std::int32_t> pages);
 
@@ -137,9 +153,9 @@ class PagedCache {
   explicit PagedCache(std::unique_ptr<State> state);
   // append and write_slots; v is null with shared_kv.
   [[nodiscard]] Status append_tokens(const TensorView& k, const TensorView* v, const TensorView* q,
-                                     const std::int32_t* sequences, const std::int64_t* counts);
+                                     const std::int32_t* sequences, const std::int64_t* counts, const Rope* rope);
   [[nodiscard]] Status write_tokens(const TensorView& k, const TensorView* v,
-                                    std::span<const std::int64_t> slot_mapping);
+                                    std::span<const std::int64_t> slot_mapping, const Rope* rope);
   std::unique_ptr<State> state_;
 };
 

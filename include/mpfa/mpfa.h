@@ -151,6 +151,37 @@ MPFA_API void mpfa_cache_destroy(mpfa_cache* cache);
 MPFA_API mpfa_status mpfa_cache_append(mpfa_cache* cache, const mpfa_tensor* k, const mpfa_tensor* v,
                                        const mpfa_tensor* q, const int32_t* sequences, const int64_t* counts,
                                        mpfa_error* error);
+/* ---- rotary position embedding as part of an append ---- */
+typedef int32_t mpfa_rope_style;
+enum {
+  MPFA_ROPE_HALF = 0,       /* channels (i, i + half) turn together: GPT-NeoX, Llama */
+  MPFA_ROPE_INTERLEAVED = 1 /* (2i, 2i + 1): GPT-J */
+};
+typedef struct mpfa_rope {
+  size_t struct_size;
+  mpfa_rope_style style;
+  int64_t begin;              /* first channel that turns; begin + 2 * half <= head_dim */
+  mpfa_tensor cos, sin;       /* [positions, half, 1, 1], f32, bf16 or f16 */
+  const int64_t* positions;   /* [n, s] of an append (NULL: index in the sequence), [count] of write_slots (needed) */
+  mpfa_tensor q, q_out;       /* [n, sq, q_heads, head_dim] to rotate, and where to; q.data NULL: none */
+  const int64_t* q_positions; /* [n, sq]; NULL: row i is where token i of the call is, and sq is s */
+} mpfa_rope;
+MPFA_API void mpfa_rope_init(mpfa_rope* rope, size_t struct_size);
+/* mpfa_cache_append and mpfa_cache_write_slots of k rotated in float32 before it is centred and quantised. */
+MPFA_API mpfa_status mpfa_cache_append_rope(mpfa_cache* cache, const mpfa_tensor* k, const mpfa_tensor* v,
+                                            const mpfa_tensor* q, const int32_t* sequences, const int64_t* counts,
+                                            const mpfa_rope* rope, mpfa_error* error);
+MPFA_API mpfa_status mpfa_cache_write_slots_rope(mpfa_cache* cache, const mpfa_tensor* k, const mpfa_tensor* v,
+                                                 const int64_t* slot_mapping, int64_t count, const mpfa_rope* rope,
+                                                 mpfa_error* error);
+/* Turns the keys of tokens [from, length) by delta positions where they are stored: one more rounding of K. */
+MPFA_API mpfa_status mpfa_cache_shift(mpfa_cache* cache, int64_t sequence, int64_t from, int64_t delta,
+                                      const mpfa_rope* rope, mpfa_error* error);
+/* Drops tokens [begin, end) and closes the gap. With rope (or NULL) keys that move turn back by end - begin positions.
+ */
+MPFA_API mpfa_status mpfa_cache_remove(mpfa_cache* cache, int64_t sequence, int64_t begin, int64_t end,
+                                       const mpfa_rope* rope, mpfa_error* error);
+
 /* Ends the 16-bit phase of recipes that have one; otherwise does nothing. */
 MPFA_API mpfa_status mpfa_cache_seal(mpfa_cache* cache, mpfa_error* error);
 /* Makes the pool num_pages large (not smaller than it is); contents and page ids stay. */

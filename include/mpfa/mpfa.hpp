@@ -9,5 +9,6 @@
 #include "mpfa/pages.hpp"
 #include "mpfa/recipe.hpp"
 #include "mpfa/reference.hpp"
+#include "mpfa/rope.hpp"
 #include "mpfa/status.hpp"
 #include "mpfa/tensor.hpp"

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "extension/rope.hpp"
+
 namespace mpfa::python {
 
 namespace {
@@ -74,7 +76,7 @@ Status Cache::with_room(const std::function<Status()>& body, const std::function
   return body();
 }
 
-void Cache::append(nb::handle k, nb::handle v, nb::handle q, nb::handle sequences, nb::handle counts) {
+void Cache::append(nb::handle k, nb::handle v, nb::handle q, nb::handle sequences, nb::handle counts, nb::handle rope) {
   const Array k_array = import_rows(k, "k", false);
   const Array v_array = v.is_none() ? Array{} : import_rows(v, "v", false);
   const Array q_array = q.is_none() ? Array{} : import_rows(q, "q", false);
@@ -82,12 +84,14 @@ void Cache::append(nb::handle k, nb::handle v, nb::handle q, nb::handle sequence
   const auto tokens = import_integers(counts, "counts");
   const std::vector<std::int32_t> ids32 = check_rows(k_array.shape[0], ids, tokens);
   const TensorView q_view = q_array.view();
+  const auto turn = import_rope(rope, k_array.shape[0] * k_array.shape[1], false);
   const auto run = [&] {
     const TensorView* const queries = q.is_none() ? nullptr : &q_view;
     const std::int32_t* const rows = ids ? ids32.data() : nullptr;
     const std::int64_t* const taken = tokens ? tokens->data() : nullptr;
-    if (v.is_none()) return cache_.append(k_array.view(), queries, rows, taken);
-    return cache_.append(k_array.view(), v_array.view(), queries, rows, taken);
+    const Rope* const turned = turn ? &turn->rope : nullptr;
+    if (v.is_none()) return cache_.append(k_array.view(), queries, rows, taken, turned);
+    return cache_.append(k_array.view(), v_array.view(), queries, rows, taken, turned);
   };
   const auto missing = [&](bool copies) {
     std::int64_t pages = -cache_.free_pages();
@@ -176,14 +180,16 @@ void bind_cache(nb::module_& m) {
           },
           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), any, any,
           any, any, any)
-      .def("append", &Cache::append, any, any, any, any, any)
+      .def("append", &Cache::append, any, any, any, any, any, any)
       .def("attend", &Cache::attend, any, any, any, nb::arg())
       .def("seal", &Cache::seal)
       .def("reserve", &Cache::reserve)
       .def("free_sequence", &Cache::free_sequence)
       .def("fork", &Cache::fork)
       .def("truncate", &Cache::truncate)
-      .def("write_slots", &Cache::write_slots, any, any, any)
+      .def("shift", &Cache::shift, nb::arg(), nb::arg(), nb::arg(), any)
+      .def("remove", &Cache::remove, nb::arg(), nb::arg(), nb::arg(), any)
+      .def("write_slots", &Cache::write_slots, any, any, any, any)
       .def("free_slots", &Cache::free_slots, any)
       .def("save", &Cache::save)
       .def("load", &Cache::load)

@@ -17,7 +17,7 @@ class Cache {
   /// `grows`: the pool becomes larger when a call lacks pages.
   Cache(PagedCache cache, bool grows);
 
-  void append(nb::handle k, nb::handle v, nb::handle q, nb::handle sequences, nb::handle counts);
+  void append(nb::handle k, nb::handle v, nb::handle q, nb::handle sequences, nb::handle counts, nb::handle rope);
   void attend(nb::handle q, nb::handle out, nb::handle lse, const nb::tuple& options);
   void seal();
   void reserve(std::int64_t tokens);
@@ -25,7 +25,9 @@ class Cache {
   void free_sequence(std::int64_t sequence);
   void fork(std::int64_t source, std::int64_t target, std::int64_t tokens);  // tokens: -1 for all
   void truncate(std::int64_t sequence, std::int64_t tokens);
-  void write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping);
+  void shift(std::int64_t sequence, std::int64_t from, std::int64_t delta, nb::handle rope);
+  void remove(std::int64_t sequence, std::int64_t begin, std::int64_t end, nb::handle rope);
+  void write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping, nb::handle rope);
   void free_slots(nb::handle pages);
   [[nodiscard]] nb::bytes save(std::int64_t sequence);
   void load(std::int64_t sequence, nb::bytes data);
@@ -53,6 +55,8 @@ class Cache {
   }
   /// Runs `body`; when it lacks pages and the pool grows, makes room for `missing()` more pages and runs it again.
   Status with_room(const std::function<Status()>& body, const std::function<std::int64_t()>& missing);
+  /// Room for copies of all pages of a sequence, should it share them.
+  [[nodiscard]] std::int64_t pages_of(std::int64_t sequence) const;
   [[nodiscard]] std::int64_t longest() const;
 
   PagedCache cache_;

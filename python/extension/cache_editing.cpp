@@ -2,6 +2,7 @@
 #include <span>
 
 #include "extension/cache.hpp"
+#include "extension/rope.hpp"
 
 namespace mpfa::python {
 
@@ -39,13 +40,37 @@ void Cache::truncate(std::int64_t sequence, std::int64_t tokens) {
   check(exclusively([&] { return cache_.truncate(sequence, tokens); }));
 }
 
-void Cache::write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping) {
+std::int64_t Cache::pages_of(std::int64_t sequence) const {
+  if (sequence < 0 || sequence >= cache_.config().batch) return 0;
+  return pages_for(cache_.lengths()[sequence], 1, cache_.config().page_size);
+}
+
+void Cache::shift(std::int64_t sequence, std::int64_t from, std::int64_t delta, nb::handle rope) {
+  const auto turn = import_rope(rope, 0, false);
+  if (!turn) fail("shift: rope is None; the tables that the keys were rotated with are needed");
+  check(exclusively([&] {
+    return with_room([&] { return cache_.shift(sequence, from, delta, turn->rope); },
+                     [&] { return pages_of(sequence); });
+  }));
+}
+
+void Cache::remove(std::int64_t sequence, std::int64_t begin, std::int64_t end, nb::handle rope) {
+  const auto turn = import_rope(rope, 0, false);
+  check(exclusively([&] {
+    return with_room([&] { return cache_.remove(sequence, begin, end, turn ? &turn->rope : nullptr); },
+                     [&] { return pages_of(sequence); });
+  }));
+}
+
+void Cache::write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping, nb::handle rope) {
   const auto slots = import_integers(slot_mapping, "slot_mapping");
   if (!slots) fail("slot_mapping is None; one slot per token is needed");
   const Array k_array = import_tokens(k, "k", slots->size());
-  if (v.is_none()) return check(exclusively([&] { return cache_.write_slots(k_array.view(), *slots); }));
+  const auto turn = import_rope(rope, static_cast<std::int64_t>(slots->size()), true);
+  const Rope* const turned = turn ? &turn->rope : nullptr;
+  if (v.is_none()) return check(exclusively([&] { return cache_.write_slots(k_array.view(), *slots, turned); }));
   const Array v_array = import_tokens(v, "v", slots->size());
-  check(exclusively([&] { return cache_.write_slots(k_array.view(), v_array.view(), *slots); }));
+  check(exclusively([&] { return cache_.write_slots(k_array.view(), v_array.view(), *slots, turned); }));
 }
 
 void Cache::free_slots(nb::handle pages) {

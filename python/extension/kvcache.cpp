@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <set>
 
-#include "cache/convert.hpp"
+#include "cache/rope.hpp"
+#include "cache/row_ops.hpp"
 #include "extension/bindings.hpp"
+#include "extension/rope.hpp"
 #include "extension/runner.hpp"
 #include "extension/store.hpp"
 
@@ -96,15 +98,25 @@ void check_write(const Layout& l, const Array& cache, const std::vector<std::int
   }
 }
 
-void write_rows(const Layout& l, const Array& x, const std::vector<std::int64_t>& lengths, const Array& cache) {
+/// With `rope`, rows are turned to their position on the way.
+void write_rows(const Layout& l, const Array& x, const std::vector<std::int64_t>& lengths, const Array& cache,
+                const Rope* rope) {
   const auto size = dtype_bytes(x.dtype);
   for (std::int64_t b = 0; b < l.batch; ++b) {
     for (std::int64_t i = 0; i < x.shape[1]; ++i) {
       const std::int64_t t = lengths[b] + i;
       const std::int64_t page = l.table[b * l.columns + t / l.page_size];
+      const RopeRow turn = rope == nullptr ? RopeRow() : RopeRow(*rope, t);
       for (std::int64_t h = 0; h < x.shape[2]; ++h) {
         const auto from = b * x.stride[0] + i * x.stride[1] + h * x.stride[2];
         const auto to = page * cache.stride[0] + t % l.page_size * cache.stride[1] + h * cache.stride[2];
+        if (rope != nullptr) {
+          rows::Row row;
+          rows::load(x.view(), from, x.stride[3], x.shape[3], row.x);
+          turn.turn(row.x);
+          rows::store(row.x, x.shape[3], cache.mutable_view(), to, cache.stride[3]);
+          continue;
+        }
         copy_row(x, from, x.stride[3], static_cast<char*>(cache.data) + to * static_cast<std::int64_t>(size));
       }
     }
@@ -120,11 +132,40 @@ void check_new_rows(const Array& x, const char* name, const Array& cache, std::i
        dtype_text(cache.dtype), batch, rows, cache.shape[2], cache.shape[3]);
 }
 
+/// The tuple that attend_kvcache takes; checks every position of the call.
+void import_rotation(nb::handle rope, const Array& q_out, std::int64_t head_dim,
+                     const std::vector<std::int64_t>& lengths, std::int64_t added, RopeInput& to,
+                     std::vector<std::int64_t>& q_positions) {
+  const auto item = [&](int i) { return nb::object(rope[nb::int_(i)]); };
+  import_tables(item(0), item(1), "rotary_cos", "rotary_sin", nb::cast<bool>(item(2)), to);
+  const bool local = nb::cast<bool>(item(3));
+  to.q = import_rows(item(4), "q", false);
+  to.rope.q = to.q.view();
+  to.rope.q_out = q_out.mutable_view();
+  check(check_rope("flash_attn_with_kvcache", to.rope, head_dim));
+  if (head_dim > rows::kLongest || q_out.shape[3] != head_dim) {
+    fail("q has head dim {}, k_cache {}; one head dim of at most {} can be rotated", q_out.shape[3], head_dim,
+         rows::kLongest);
+  }
+  const auto batch = static_cast<std::int64_t>(lengths.size());
+  for (std::int64_t b = 0; b < batch; ++b) {
+    for (std::int64_t i = 0; i < q_out.shape[1]; ++i) {
+      q_positions.push_back(lengths[b] + (local ? i : 0));
+      check(check_position("flash_attn_with_kvcache", to.rope, q_positions.back(), "query", i, b));
+    }
+    if (added > 0) {
+      check(check_position("flash_attn_with_kvcache", to.rope, lengths[b] + added - 1, "token", added - 1, b));
+    }
+  }
+}
+
 /// k_cache, v_cache [rows, capacity, kv_heads, d] or, with block_table, [pages, page_size, kv_heads, d]. lengths: keys
-/// of each sequence before the new rows k, v [batch, n, kv_heads, d] (or None), which are written in place.
+/// of each sequence before the new rows k, v [batch, n, kv_heads, d] (or None), which are written in place. rope: None,
+/// or (cos, sin, interleaved, local, q): k is rotated at its position, and rows of this q are rotated to the memory of
+/// `q` before it is read: row i at lengths + i when `local`, else all at lengths.
 void attend_kvcache(nb::handle q, nb::handle out, nb::handle lse, const nb::tuple& call_options, nb::handle k_cache,
                     nb::handle v_cache, nb::handle k, nb::handle v, nb::handle lengths, nb::handle block_table,
-                    nb::handle batch_index) {
+                    nb::handle batch_index, nb::handle rope) {
   const CallOptions options(call_options);
   const bool appends = !k.is_none();
   if (appends != !v.is_none()) fail("k and v belong together; give both or neither");
@@ -171,6 +212,10 @@ void attend_kvcache(nb::handle q, nb::handle out, nb::handle lse, const nb::tupl
     }
     after[b] += added;
   }
+  RopeInput turn;
+  std::vector<std::int64_t> q_positions;
+  const bool rotates = !rope.is_none();
+  if (rotates) import_rotation(rope, call.q, kc.shape[3], before, added, turn, q_positions);
 
   CacheView& view = call.tensors.cache;
   view.k_format = problem.recipe.k;
@@ -193,67 +238,18 @@ void attend_kvcache(nb::handle q, nb::handle out, nb::handle lse, const nb::tupl
   check(runner.prepare(call.key, call.tensors));  // everything is checked before the first write
   if (appends) {
     check_write(layout, kc, before, added);
-    write_rows(layout, *new_k, before, kc);
-    write_rows(layout, *new_v, before, vc);
+    if (rotates) rotate_queries({}, turn.rope, q_positions);
+    write_rows(layout, *new_k, before, kc, rotates ? &turn.rope : nullptr);
+    write_rows(layout, *new_v, before, vc, nullptr);
   }
   check(runner.run(call.key, call.tensors));
-}
-
-/// Rotates x [batch, rows, heads, d] (f32, bf16, f16) to out of the same shape and dtype. Row i of sequence b is at
-/// position offsets[b] + i (or offsets[b] for every row unless `advance`). cos, sin [positions, rotary_dim / 2].
-void rotary(nb::handle x, nb::handle out, nb::handle cos, nb::handle sin, nb::handle offsets, bool interleaved,
-            bool advance) {
-  const Array in = import_rows(x, "x", false);
-  const Array to = import_rows(out, "out", false, true);
-  const Array c = import_array(cos, "rotary_cos"), s = import_array(sin, "rotary_sin");
-  const std::int64_t half = c.shape[1], d = in.shape[3];
-  if (c.ndim != 2 || s.ndim != 2 || c.shape != s.shape || half < 1 || 2 * half > d || !is_float16_or_32(c.dtype) ||
-      s.dtype != c.dtype) {
-    fail(
-        "rotary_cos is {} of shape {}, rotary_sin {} of shape {}; both must be floating [positions, rotary_dim / 2] "
-        "with rotary_dim in [2, {}]",
-        dtype_text(c.dtype), shape_text(c), dtype_text(s.dtype), shape_text(s), d);
-  }
-  if (!is_float16_or_32(in.dtype)) fail("{} cannot be rotated; float32, bfloat16 or float16", dtype_text(in.dtype));
-  const auto first = import_integers(offsets, "cache_seqlens").value_or(std::vector<std::int64_t>{});
-  if (static_cast<std::int64_t>(first.size()) != in.shape[0]) {
-    fail("cache_seqlens has {} entries; one for each of the {} sequences is needed", first.size(), in.shape[0]);
-  }
-  for (const std::int64_t f : first) {
-    const std::int64_t last = f + (advance ? in.shape[1] : 1) - 1;
-    if (f < 0 || (in.shape[1] > 0 && last >= c.shape[0])) {
-      fail("position {} has no row in rotary_cos, which has {}; pass a longer table", f < 0 ? f : last, c.shape[0]);
-    }
-  }
-  nb::gil_scoped_release released;
-  std::vector<float> row(static_cast<std::size_t>(d)), cosines(static_cast<std::size_t>(half)), sines(cosines);
-  for (std::int64_t b = 0; b < in.shape[0]; ++b) {
-    for (std::int64_t i = 0; i < in.shape[1]; ++i) {
-      const std::int64_t position = first[b] + (advance ? i : 0);
-      load_row(c.data, c.dtype, position * c.stride[0], c.stride[1], half, cosines.data());
-      load_row(s.data, s.dtype, position * s.stride[0], s.stride[1], half, sines.data());
-      for (std::int64_t h = 0; h < in.shape[2]; ++h) {
-        load_row(in.data, in.dtype, b * in.stride[0] + i * in.stride[1] + h * in.stride[2], in.stride[3], d,
-                 row.data());
-        for (std::int64_t j = 0; j < half; ++j) {
-          float& a = row[interleaved ? 2 * j : j];
-          float& z = row[interleaved ? 2 * j + 1 : j + half];
-          const float turned = a * cosines[j] - z * sines[j];
-          z = a * sines[j] + z * cosines[j];
-          a = turned;
-        }
-        store_row(row.data(), d, to, b * to.stride[0] + i * to.stride[1] + h * to.stride[2], to.stride[3]);
-      }
-    }
-  }
 }
 
 }  // namespace
 
 void bind_kvcache(nb::module_& m) {
   const auto any = nb::arg().none();
-  m.def("attend_kvcache", &attend_kvcache, any, any, any, nb::arg(), any, any, any, any, any, any, any);
-  m.def("rotary", &rotary, any, any, any, any, any, nb::arg(), nb::arg());
+  m.def("attend_kvcache", &attend_kvcache, any, any, any, nb::arg(), any, any, any, any, any, any, any, any);
 }
 
 }  // namespace mpfa::python

@@ -44,6 +44,7 @@ from mpfa.formats import (
     recipe_text,
     recipes,
 )
+from mpfa.rope import Rope
 
 from mpfa.page_view import PageView
 from mpfa.pages import Pages, convert_pages, copy_pages, joined_pages
@@ -58,6 +59,7 @@ __all__ = [
     "PagedCache",
     "Pages",
     "QuantizedTensor",
+    "Rope",
     "Support",
     "__version__",
     "attend",

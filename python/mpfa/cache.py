@@ -5,12 +5,35 @@ from __future__ import annotations
 from mpfa import _core
 from mpfa.arguments import core_options, flag, integer, text
 from mpfa.arrays import kind_of, plain, require_float
+from mpfa.rope import Rope
 
 
 def _int32_max(x: int, name: str, most: int = 2**31 - 1) -> int:
     if x > most:
         raise _core.MpfaError(f"{name} is {x}; at most {most} is allowed")
     return x
+
+
+def _tables(rope) -> tuple:
+    if not isinstance(rope, Rope):
+        raise _core.MpfaError(f"rope is a {type(rope).__name__}; an mpfa.Rope is needed")
+    return rope.core()
+
+
+def _rotation(rope, positions, rotate_q, q_positions):
+    """(gives the rotated q after the call, what the extension takes) of the arguments of append and write_slots."""
+    if rope is None:
+        if positions is not None or rotate_q is not None or q_positions is not None:
+            raise _core.MpfaError("positions, rotate_q and q_positions belong to rope; give an mpfa.Rope or none of them")
+        return lambda: None, None
+    _tables(rope)
+    if rotate_q is None:
+        if q_positions is not None:
+            raise _core.MpfaError("q_positions belong to rotate_q; give both or neither")
+        return lambda: None, rope.core(positions)
+    kind = kind_of(rotate_q, "rotate_q")
+    out = kind.empty(kind.shape(rotate_q), require_float(kind.dtype(rotate_q), "rotate_q"))
+    return lambda: kind.result(out), rope.core(positions, plain(rotate_q, "rotate_q"), out, q_positions)
 
 
 class PagedCache:
@@ -69,20 +92,39 @@ class PagedCache:
         )
         self.recipe: str = self._core.recipe()
 
-    def append(self, k, v=None, q=None, sequences=None, counts=None) -> None:
+    def append(
+        self,
+        k,
+        v=None,
+        q=None,
+        sequences=None,
+        counts=None,
+        *,
+        rope: Rope | None = None,
+        positions=None,
+        rotate_q=None,
+        q_positions=None,
+    ):
         """Append k [n, s, kv_heads, head_dim] and v [n, s, kv_heads, head_dim_v] to n sequences (no v: shared_kv).
 
         sequences: ids of the n sequences (default: all, in order); counts: tokens of each row that are real
         (default: all s). q [n, s, q_heads, head_dim] is read only by recipes with q_centre=mean, at the first
         append of a sequence. float32, bfloat16 or float16. All or nothing.
+
+        With `rope`, k (and q for its mean) is rotated first, at positions [n, s] or, without, at the index of each
+        token in its sequence. rotate_q [n, sq, q_heads, head_dim] is rotated too and returned, at q_positions [n, sq]
+        or, without, where the tokens of the call are.
         """
+        rotated, turn = _rotation(rope, positions, rotate_q, q_positions)
         self._core.append(
             plain(k, "k"),
             None if v is None else plain(v, "v"),
             None if q is None else plain(q, "q"),
             sequences,
             counts,
+            turn,
         )
+        return rotated()
 
     def attend(
         self,
@@ -171,7 +213,42 @@ class PagedCache:
                 raise _core.MpfaError(f"data is a {type(data).__name__}; the bytes of save are needed") from None
         self._core.load(integer(sequence, "sequence", 0), data)
 
-    def write_slots(self, k, v, slot_mapping) -> None:
+    def shift(self, sequence: int, start: int, delta: int, rope: Rope) -> None:
+        """Turn the keys of tokens from `start` on by `delta` positions (either way), where they are stored.
+
+        Packed keys are read, turned and quantised again, so every call costs one more rounding of K. `rope` is what
+        the keys were rotated with; the row |delta| of its tables is used. Refused for K formats whose tokens share
+        scales.
+        """
+        self._core.shift(
+            integer(sequence, "sequence", 0), integer(start, "start", 0), integer(delta, "delta"), _tables(rope)
+        )
+
+    def remove(self, sequence: int, begin: int, end: int, rope: Rope | None = None) -> None:
+        """Drop tokens begin to end - 1 and close the gap, as a context shift does; pages stay dense.
+
+        With `rope` keys of later tokens turn back by end - begin positions, as `shift` does; without, they move bit
+        for bit, as V always does. Refused for formats whose tokens share scales, for tokens of the sink, and where
+        tokens would have to be 16-bit that exist as codes only.
+        """
+        self._core.remove(
+            integer(sequence, "sequence", 0),
+            integer(begin, "begin", 0),
+            integer(end, "end", 0),
+            None if rope is None else _tables(rope),
+        )
+
+    def write_slots(
+        self,
+        k,
+        v,
+        slot_mapping,
+        *,
+        rope: Rope | None = None,
+        positions=None,
+        rotate_q=None,
+        q_positions=None,
+    ):
         """Write tokens to slots of the pool, for schedulers with page tables of their own.
 
         k [n, kv_heads, head_dim], v [n, kv_heads, head_dim_v], float32, bfloat16 or float16; slot_mapping [n] int32
@@ -179,8 +256,13 @@ class PagedCache:
         pool does not grow (see `reserve`). A free page is the caller's until `free_slots`. Refused for recipes
         that keep 16-bit tokens or take means from a first append, and for pages that forks share. v is None with
         shared_kv.
+
+        With `rope`, k is rotated at positions [n], which are needed; rotate_q [sq, q_heads, head_dim] is rotated at
+        q_positions [sq] (default: positions) and returned.
         """
-        self._core.write_slots(plain(k, "k"), None if v is None else plain(v, "v"), slot_mapping)
+        rotated, turn = _rotation(rope, positions, rotate_q, q_positions)
+        self._core.write_slots(plain(k, "k"), None if v is None else plain(v, "v"), slot_mapping, turn)
+        return rotated()
 
     def free_slots(self, pages) -> None:
         """Give back pages (ids, each once) that `write_slots` took."""

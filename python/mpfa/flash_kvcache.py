@@ -8,6 +8,7 @@ from mpfa.arrays import kind_of, plain, require_float, shape_of
 from mpfa.cache import PagedCache, attend_core, lse_shape
 from mpfa.flash_arguments import call_options, output, resolve
 from mpfa.page_view import PageView
+from mpfa.rope import Rope
 
 
 def flash_attn_with_kvcache(
@@ -80,15 +81,14 @@ def flash_attn_with_kvcache(
         lengths = list(k_cache.lengths)
     elif k is not None and lengths is None:
         raise _core.MpfaError("flash_attn_with_kvcache: k was given without cache_seqlens; say where it goes")
+    rope, local = None, True
     if rotary_cos is not None or rotary_sin is not None:
         if k is None or rotary_cos is None or rotary_sin is None:
             raise _core.MpfaError(
                 "flash_attn_with_kvcache: rotary_cos, rotary_sin, k and v belong together; give all of them"
             )
-        interleaved = flag(rotary_interleaved, "rotary_interleaved")
+        rope = Rope(rotary_cos, rotary_sin, flag(rotary_interleaved, "rotary_interleaved"))
         local = flag(causal, "causal") or tuple(window_size or (-1, -1)) not in {(-1, -1), (None, None)}
-        q = _rotate(q, rotary_cos, rotary_sin, lengths, interleaved, local)
-        k = _rotate(k, rotary_cos, rotary_sin, lengths, interleaved, True)
     if not packed:
         result = attend_in_place(
             q,
@@ -101,6 +101,8 @@ def flash_attn_with_kvcache(
             batch_index=cache_batch_idx,
             recipe=recipe,
             options=options,
+            rope=rope,
+            local=local,
         )
         return output(result, a["return_softmax_lse"])
     for name, value in (("v_cache", v_cache), ("block_table", a["block_table"]), ("cache_batch_idx", cache_batch_idx)):
@@ -117,7 +119,12 @@ def flash_attn_with_kvcache(
         )
     if k is not None:
         same_rows = shape_of(q, "q", 4)[:2] == shape_of(k, "k", 4)[:2]
-        k_cache.append(k, v, q=q if same_rows else None)
+        means_q = q if same_rows else None
+        if rope is None:
+            k_cache.append(k, v, q=means_q)
+        else:
+            at = [[n + (i if local else 0) for i in range(shape_of(q, "q", 4)[1])] for n in lengths]
+            q = k_cache.append(k, v, q=means_q, rope=rope, rotate_q=q, q_positions=at)
     result = attend_core(k_cache._core, q, k_cache._head_dim_v, options, True)
     return output(result, a["return_softmax_lse"])
 
@@ -140,18 +147,25 @@ def _lengths(cache_seqlens, batch: int):
     return _core.integers(cache_seqlens, "cache_seqlens")
 
 
-def _rotate(x, cos, sin, lengths, interleaved: bool, advance: bool):
-    kind = kind_of(x, "q or k")
-    out = kind.empty(kind.shape(x), require_float(kind.dtype(x), "q or k"))
-    tables = plain(cos, "rotary_cos"), plain(sin, "rotary_sin")
-    _core.rotary(plain(x, "q or k"), out, *tables, lengths, interleaved, advance)
-    return kind.result(out)
-
-
 def attend_in_place(
-    q, k_cache, v_cache, *, lengths, recipe, options, k=None, v=None, block_table=None, batch_index=None
+    q,
+    k_cache,
+    v_cache,
+    *,
+    lengths,
+    recipe,
+    options,
+    k=None,
+    v=None,
+    block_table=None,
+    batch_index=None,
+    rope: Rope | None = None,
+    local: bool = True,
 ):
-    """(out, lse) over plain caches; `options` are those of `core_options`, `lengths` one per sequence or None."""
+    """(out, lse) over plain caches; `options` are those of `core_options`, `lengths` one per sequence or None.
+
+    With `rope`, k is rotated at its position, and q likewise when `local`, else at the length of its sequence.
+    """
     if recipe is not None:
         raise _core.MpfaError(
             f"recipe is {recipe!r}, but plain caches are read in the dtype they have; use an mpfa.PagedCache for it"
@@ -161,8 +175,12 @@ def attend_in_place(
     v_shape = shape_of(v_cache, "v_cache", 4)
     lse = kind.empty(lse_shape(shape), "float32")
     out = kind.empty((*shape[:-1], v_shape[-1]), require_float(kind.dtype(q), "q"))
+    turned, turn = plain(q, "q"), None
+    if rope is not None:
+        turned = kind.empty(shape, require_float(kind.dtype(q), "q"))
+        turn = (plain(rope.cos, "rotary_cos"), plain(rope.sin, "rotary_sin"), rope.interleaved, local, plain(q, "q"))
     _core.attend_kvcache(
-        plain(q, "q"),
+        turned,
         out,
         lse,
         options,
@@ -173,5 +191,6 @@ def attend_in_place(
         lengths,
         block_table,
         batch_index,
+        turn,
     )
     return kind.result(out), kind.result(lse)

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <new>
 
-#include "cache/convert.hpp"
 #include "cache/state.hpp"
 
 namespace mpfa {
@@ -16,98 +15,7 @@ void reserve_growing(std::vector<T>& v, std::size_t size) {
   if (v.capacity() < size) v.reserve(std::max(size, 2 * v.capacity()));
 }
 
-void append_bf16(std::vector<std::uint16_t>& out, const std::vector<float>& x, std::int64_t heads, std::int64_t n,
-                 std::int64_t d, std::int64_t take) {
-  for (std::int64_t t = 0; t < take; ++t) {
-    for (std::int64_t h = 0; h < heads; ++h) {
-      const float* row = x.data() + (h * n + t) * d;
-      for (std::int64_t c = 0; c < d; ++c) out.push_back(float_to_bf16(row[c]));
-    }
-  }
-}
-
 }  // namespace
-
-PageBytes PagedCache::State::k_page(std::int32_t page, std::int64_t head) {
-  std::byte* base = pool.page(page);
-  return {base + layout.k_data + head * layout.k.data_bytes(), layout.k.data_row_bytes,
-          base + layout.k_scale + head * layout.k.scale_bytes(), layout.k.scale_row_bytes};
-}
-
-PageBytes PagedCache::State::v_page(std::int32_t page, std::int64_t head) {
-  std::byte* base = pool.page(page);
-  return {base + layout.v_data + head * layout.v.data_bytes(), layout.v.data_row_bytes,
-          base + layout.v_scale + head * layout.v.scale_bytes(), layout.v.scale_row_bytes};
-}
-
-void PagedCache::State::write_rows(std::int32_t page, std::int64_t slot, std::int64_t count, const float* k,
-                                   const float* v, std::int64_t head_rows, std::int64_t row) {
-  const auto global = [](const std::vector<float>& g, std::int64_t h) { return g.empty() ? 1.0F : g[h]; };
-  for (std::int64_t h = 0; h < config.kv_heads; ++h) {
-    const std::int64_t at = h * head_rows + row;
-    quantise_tokens(config.recipe.k, config.head_dim, slot, count, k + at * config.head_dim, config.head_dim,
-                    global(config.k_global, h), k_page(page, h), &counters);
-    if (config.shared_kv) continue;
-    quantise_tokens(config.recipe.v, config.head_dim_v, slot, count, v + at * config.head_dim_v, config.head_dim_v,
-                    global(config.v_global, h), v_page(page, h), &counters);
-  }
-}
-
-void PagedCache::State::pack(Sequence& s, std::int64_t first, std::int64_t n, const float* k, const float* v,
-                             std::int64_t head_rows, std::int64_t row0) {
-  for (std::int64_t done = 0; done < n;) {
-    const std::int64_t token = first + done;
-    const std::int64_t slot = token % config.page_size;
-    const std::int64_t count = std::min(n - done, config.page_size - slot);
-    write_rows(s.pages[token / config.page_size], slot, count, k, v, head_rows, row0 + done);
-    done += count;
-  }
-  s.packed_end = first + n;
-}
-
-void PagedCache::State::pack_wide(Sequence& s, std::int64_t end) {
-  const std::int64_t unit = commit_unit(config.recipe, config.page_size);
-  const auto widen = [&](const std::vector<std::uint16_t>& wide, std::int64_t d, std::int64_t first, std::int64_t n,
-                         float* rows) {
-    for (std::int64_t t = 0; t < n; ++t) {
-      for (std::int64_t h = 0; h < config.kv_heads; ++h) {
-        const std::uint16_t* from = wide.data() + ((first + t - s.wide_begin) * config.kv_heads + h) * d;
-        for (std::int64_t c = 0; c < d; ++c) rows[(h * n + t) * d + c] = bf16_to_float(from[c]);
-      }
-    }
-  };
-  while (s.packed_end < end) {
-    const std::int64_t n = std::min(unit, end - s.packed_end);
-    widen(s.wide_k, config.head_dim, s.packed_end, n, unit_k.data());
-    if (!config.shared_kv) widen(s.wide_v, config.head_dim_v, s.packed_end, n, unit_v.data());
-    if (layout.v_mean_bytes > 0) take_page_means(s.pages[s.packed_end / config.page_size]);
-    pack(s, s.packed_end, n, unit_k.data(), unit_v.data(), n, 0);
-  }
-}
-
-void PagedCache::State::write_rank_one(std::int32_t page, std::int64_t slot, const NewTokens& tokens, std::int64_t t) {
-  if (tokens.rank_one.empty()) return;
-  const std::int64_t group = config.q_heads / config.kv_heads;
-  std::byte* base = pool.page(page) + layout.rank_one;
-  for (std::int64_t h = 0; h < config.kv_heads; ++h) {
-    const float* from = tokens.rank_one.data() + (h * tokens.n + t) * group;
-    const std::int64_t at = (h * config.page_size + slot) * group;
-    for (std::int64_t m = 0; m < group; ++m) {
-      if (config.recipe.rank_one == RankOne::bf16) {
-        reinterpret_cast<std::uint16_t*>(base)[at + m] = float_to_bf16(from[m]);
-      } else {
-        reinterpret_cast<float*>(base)[at + m] = from[m];
-      }
-    }
-  }
-}
-
-void PagedCache::State::store_rank_one(const Sequence& s, std::int64_t first, const NewTokens& tokens) {
-  for (std::int64_t t = 0; t < tokens.n; ++t) {
-    const std::int64_t token = first + t;
-    write_rank_one(s.pages[token / config.page_size], token % config.page_size, tokens, t);
-  }
-}
 
 void PagedCache::State::drop_wide(Sequence& s, std::int64_t keep) const {
   const std::int64_t drop = keep - s.wide_begin;
@@ -117,12 +25,10 @@ void PagedCache::State::drop_wide(Sequence& s, std::int64_t keep) const {
   s.wide_begin = keep;
 }
 
-Fresh PagedCache::State::prepare(Sequence& s, NewTokens tokens, const TensorView* q, std::int64_t row) const {
+Fresh PagedCache::State::prepare(Sequence& s, NewTokens tokens, const TensorView* q) const {
   const Recipe& r = config.recipe;
-  Fresh f{&s, std::move(tokens), s.state};
-  if (s.length == 0) set_means(config, f.tokens, q, row, f.state);
-  transform_tokens(config, f.state, f.tokens);
-  if (s.length == 0 && r.v_residual) fit_v_residual(config, f.tokens, f.state);
+  Fresh f{&s, tokens, {}};
+  if (s.length == 0) measure(config, f.tokens, q, f.first.emplace(fixed));
   const auto end = static_cast<std::size_t>(s.length + f.tokens.n);
   reserve_growing(s.pages, (end + config.page_size - 1) / config.page_size);
   if (keeps_wide_tokens(r)) {
@@ -135,48 +41,74 @@ Fresh PagedCache::State::prepare(Sequence& s, NewTokens tokens, const TensorView
   return f;
 }
 
-void PagedCache::State::commit(Fresh& fresh) {
+void PagedCache::State::commit(std::span<Fresh> fresh) {
   const Recipe& r = config.recipe;
-  Sequence& s = *fresh.sequence;
-  const NewTokens& tokens = fresh.tokens;
-  s.state = std::move(fresh.state);
-  const std::int64_t first = s.length;
-  const std::int64_t end = first + tokens.n;
-  while (static_cast<std::int64_t>(s.pages.size()) * config.page_size < end) s.pages.push_back(pool.take());
-  store_rank_one(s, first, tokens);
-  s.length = end;
-  if (!keeps_wide_tokens(r)) {
-    pack(s, first, tokens.n, tokens.k.data(), tokens.v.data(), tokens.n, 0);
-    s.wide_begin = end;
-    return;
+  const bool wide = keeps_wide_tokens(r);
+  const std::int64_t k_row = config.kv_heads * config.head_dim;
+  const std::int64_t v_row = wide_v_row();
+  for (Fresh& f : fresh) {
+    Sequence& s = *f.sequence;
+    if (f.first) s.state = std::move(*f.first);
+    const std::int64_t first = s.length;
+    s.length += f.tokens.n;
+    while (static_cast<std::int64_t>(s.pages.size()) * config.page_size < s.length) s.pages.push_back(pool.take());
+    if (wide) {
+      const std::int64_t sink = std::min(r.sink, s.length);
+      s.wide_k.resize(static_cast<std::size_t>((s.length - s.wide_begin) * k_row));
+      s.wide_v.resize(static_cast<std::size_t>((s.length - s.wide_begin) * v_row));
+      s.sink_k.resize(static_cast<std::size_t>(sink * k_row));
+      s.sink_v.resize(static_cast<std::size_t>(sink * v_row));
+    } else {
+      s.packed_end = s.wide_begin = s.length;
+    }
+    add_tasks(s, &f.tokens, 0, f.tokens.n, first);
   }
+  run_writes(false);
+  if (!wide) return;
   // Quantised from the bf16 copy, so that the bytes do not depend on how the tokens were cut into calls.
-  append_bf16(s.wide_k, tokens.k, config.kv_heads, tokens.n, config.head_dim, tokens.n);
-  if (!config.shared_kv) append_bf16(s.wide_v, tokens.v, config.kv_heads, tokens.n, config.head_dim_v, tokens.n);
-  const std::int64_t to_sink = std::clamp<std::int64_t>(r.sink - first, 0, tokens.n);
-  append_bf16(s.sink_k, tokens.k, config.kv_heads, tokens.n, config.head_dim, to_sink);
-  if (!config.shared_kv) append_bf16(s.sink_v, tokens.v, config.kv_heads, tokens.n, config.head_dim_v, to_sink);
-  pack_wide(s, packed_after(s, end));
-  // Rows of this call start at position `first` and read nothing in bf16 before that. One key more is kept, so that
+  for (Fresh& f : fresh) add_packs(*f.sequence, packed_after(*f.sequence, f.sequence->length));
+  run_writes(true);
+  // Rows of this call start at its first position and read nothing in bf16 before that. One key more is kept, so that
   // the whole call can be undone.
-  drop_wide(s, packed_limit(first - 1, commit_unit(r, config.page_size), recent(), s.packed_end));
+  for (Fresh& f : fresh) {
+    Sequence& s = *f.sequence;
+    drop_wide(s, packed_limit(s.length - f.tokens.n - 1, unit(), recent(), s.packed_end));
+  }
+}
+
+Status PagedCache::State::query_positions(const Rope* rope, const TensorView& k, const std::int32_t* ids,
+                                          const std::int64_t* counts, std::vector<std::int64_t>& positions) const {
+  if (rope == nullptr || rope->q.data == nullptr) return {};
+  const std::int64_t q_rows = rope->q.shape[1];
+  positions.assign(static_cast<std::size_t>(k.shape[0] * q_rows), -1);
+  for (std::int64_t i = 0; i < k.shape[0]; ++i) {
+    const NewTokens tokens{k, {}, i, 0, sequences[ids == nullptr ? i : ids[i]].length, rope};
+    const bool by_token = rope->q_positions == nullptr && counts != nullptr;
+    for (std::int64_t r = 0; r < (by_token ? counts[i] : q_rows); ++r) {
+      const std::int64_t at = tokens.q_position(r, q_rows);
+      MPFA_RETURN_IF_ERROR(check_position("append", *rope, at, "query", r, i));
+      positions[i * q_rows + r] = at;
+    }
+  }
+  return {};
 }
 
 Status PagedCache::append(const TensorView& k, const TensorView& v, const TensorView* q, const std::int32_t* sequences,
-                          const std::int64_t* counts) {
-  return append_tokens(k, &v, q, sequences, counts);
+                          const std::int64_t* counts, const Rope* rope) {
+  return append_tokens(k, &v, q, sequences, counts, rope);
 }
 
 Status PagedCache::append(const TensorView& k, const TensorView* q, const std::int32_t* sequences,
-                          const std::int64_t* counts) {
-  return append_tokens(k, nullptr, q, sequences, counts);
+                          const std::int64_t* counts, const Rope* rope) {
+  return append_tokens(k, nullptr, q, sequences, counts, rope);
 }
 
 Status PagedCache::append_tokens(const TensorView& k, const TensorView* v, const TensorView* q,
-                                 const std::int32_t* sequences, const std::int64_t* counts) {
+                                 const std::int32_t* sequences, const std::int64_t* counts, const Rope* rope) {
   State& st = *state_;
   const CacheConfig& c = st.config;
   MPFA_RETURN_IF_ERROR(st.check_values("append", v != nullptr));
+  const TensorView values = v == nullptr ? TensorView{} : *v;
   const std::int64_t n = k.shape[0];
   const std::int64_t tokens = k.shape[1];
   if (n < 0 || tokens < 0 || (sequences == nullptr && n != c.batch)) {
@@ -186,6 +118,12 @@ Status PagedCache::append_tokens(const TensorView& k, const TensorView* v, const
   }
   MPFA_RETURN_IF_ERROR(check_tokens("append", "k", k, n, tokens, c.kv_heads, c.head_dim));
   if (v != nullptr) MPFA_RETURN_IF_ERROR(check_tokens("append", "v", *v, n, tokens, c.kv_heads, c.head_dim_v));
+  if (rope != nullptr) {
+    MPFA_RETURN_IF_ERROR(check_rope("append", *rope, c));
+    if (rope->q.data != nullptr) {
+      MPFA_RETURN_IF_ERROR(check_queries("append", *rope, n, tokens, c.q_heads, c.head_dim));
+    }
+  }
   std::vector<bool> seen(st.sequences.size(), false);
   std::int64_t pages = 0;
   for (std::int64_t i = 0; i < n; ++i) {
@@ -202,6 +140,10 @@ Status PagedCache::append_tokens(const TensorView& k, const TensorView* v, const
               fmt::format("append: counts[{}] is {}; it must be in 0..{} (the tokens given)", i, count, tokens)};
     }
     const Sequence& s = st.sequences[id];
+    for (std::int64_t t = 0; rope != nullptr && t < count; ++t) {
+      const std::int64_t at = NewTokens{k, values, i, count, s.length, rope}.position(t);
+      MPFA_RETURN_IF_ERROR(check_position("append", *rope, at, "token", t, i));
+    }
     if (c.recipe.q_centre == QCentre::mean && s.length == 0 && count > 0) {
       if (q == nullptr) {
         return {
@@ -217,7 +159,11 @@ Status PagedCache::append_tokens(const TensorView& k, const TensorView* v, const
   // Everything that allocates comes first; what follows cannot fail.
   std::vector<Fresh> fresh;
   std::vector<SharedWrite> shared;
+  std::vector<std::int64_t> turns;
+  std::int64_t unpacked = 0;
   try {
+    MPFA_RETURN_IF_ERROR(st.query_positions(rope, k, sequences, counts, turns));
+    fresh.reserve(static_cast<std::size_t>(n));
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t count = counts == nullptr ? tokens : counts[i];
       if (count == 0) continue;
@@ -236,15 +182,18 @@ Status PagedCache::append_tokens(const TensorView& k, const TensorView* v, const
       const std::int64_t count = counts == nullptr ? tokens : counts[i];
       if (count == 0) continue;
       Sequence& s = st.sequences[sequences == nullptr ? i : sequences[i]];
-      fresh.push_back(st.prepare(s, load_tokens(k, v, i, count), q, i));
+      fresh.push_back(st.prepare(s, {k, values, i, count, s.length, rope}, q));
+      unpacked += s.length + count - s.packed_end;
     }
+    st.reserve_tasks(n, unpacked);
     st.reserve_table(pages);
   } catch (const std::bad_alloc&) {
     return {StatusCode::out_of_memory,
             fmt::format("append: {} tokens of {} sequences do not fit in memory; append less", tokens, n)};
   }
   st.unshare(shared);
-  for (Fresh& f : fresh) st.commit(f);
+  st.commit(fresh);
+  if (!turns.empty()) rotate_queries(c, *rope, turns);
   st.refresh();
   return {};
 }
@@ -252,12 +201,15 @@ Status PagedCache::append_tokens(const TensorView& k, const TensorView* v, const
 Status PagedCache::seal() {
   State& st = *state_;
   if (!st.config.recipe.phase_switch || st.sealed) return {};
-  const auto packed = [&](const Sequence& s) {
-    return packed_limit(s.length - 1, commit_unit(st.config.recipe, st.config.page_size), st.recent(), s.length);
-  };
+  const auto packed = [&](const Sequence& s) { return packed_limit(s.length - 1, st.unit(), st.recent(), s.length); };
   std::vector<SharedWrite> shared;
+  std::int64_t unpacked = 0;
   try {
-    for (Sequence& s : st.sequences) st.find_shared_writes(s, packed(s), s.length, shared);
+    for (Sequence& s : st.sequences) {
+      st.find_shared_writes(s, packed(s), s.length, shared);
+      unpacked += s.length - s.packed_end;
+    }
+    st.reserve_tasks(st.config.batch, unpacked);
     if (const std::int64_t needed = st.copies_needed(shared); needed > st.pool.free_count()) {
       return {StatusCode::out_of_memory,
               fmt::format("seal: {} pages that forks share must be copied before they are written, {} are free; grow "
@@ -269,8 +221,9 @@ Status PagedCache::seal() {
   }
   st.unshare(shared);
   st.sealed = true;
+  for (Sequence& s : st.sequences) st.add_packs(s, packed(s));
+  st.run_writes(true);
   for (Sequence& s : st.sequences) {
-    st.pack_wide(s, packed(s));
     st.drop_wide(s, s.packed_end);
     s.wide_k.shrink_to_fit();  // the whole prefill was in there
     s.wide_v.shrink_to_fit();

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <new>
 
+#include "cache/row_ops.hpp"
 #include "cache/state.hpp"
 #include "pages/pages.hpp"
+#include "threads/run_tasks.hpp"
 
 namespace mpfa {
 namespace {
@@ -88,28 +90,37 @@ Status write(const CacheConfig& c, const MutablePages& kp, const MutablePages& v
   MPFA_RETURN_IF_ERROR(check_global(kCall, "v_global", c.v_global, vp.bytes, c.kv_heads));
   MPFA_RETURN_IF_ERROR(check_tokens(kCall, "k", k, 1, n, c.kv_heads, c.head_dim));
   MPFA_RETURN_IF_ERROR(check_tokens(kCall, "v", v, 1, n, c.kv_heads, c.head_dim_v));
-  NewTokens tokens;
+  const NewTokens tokens{k, v, 0, n};
+  constexpr std::int64_t kChunk = 32;
+  const std::int64_t chunks = (n + kChunk - 1) / kChunk;
+  std::vector<QuantiseCounters> parts;
+  SequenceState means;
   try {
     MPFA_RETURN_IF_ERROR(check_slots(slots, kp.kind));
-    tokens = load_tokens(k, &v, 0, n);
-    SequenceState means;
-    set_means(c, tokens, nullptr, 0, means);
-    transform_tokens(c, means, tokens);
+    means = fixed_means(c);
+    parts.resize(static_cast<std::size_t>(chunks));
   } catch (const std::bad_alloc&) {
     return {StatusCode::out_of_memory, fmt::format("{}: {} tokens do not fit in memory; write less", kCall, n)};
   }
-  QuantiseCounters met;
-  for (std::int64_t t = 0; t < n; ++t) {
-    if (slots[t] < 0) continue;
-    const std::int64_t page = slots[t] / c.page_size, slot = slots[t] % c.page_size;
-    for (std::int64_t h = 0; h < c.kv_heads; ++h) {
-      const std::int64_t row = h * n + t;
-      quantise_tokens(c.recipe.k, c.head_dim, slot, 1, tokens.k.data() + row * c.head_dim, c.head_dim,
-                      kp.bytes.global_scale(h), kp.page(page, h), &met);
-      quantise_tokens(c.recipe.v, c.head_dim_v, slot, 1, tokens.v.data() + row * c.head_dim_v, c.head_dim_v,
-                      vp.bytes.global_scale(h), vp.page(page, h), &met);
+  const formats::RowQuantiser k_rows(c.recipe.k, c.head_dim), v_rows(c.recipe.v, c.head_dim_v);
+  const int threads = threads_for(c, n * c.kv_heads * (c.head_dim + c.head_dim_v));
+  threads::run_tasks(c.executor, chunks, threads, [&](std::int64_t chunk, int) {
+    const RopeRow no_turn;
+    rows::Row row;
+    for (std::int64_t t = chunk * kChunk; t < std::min(n, (chunk + 1) * kChunk); ++t) {
+      if (slots[t] < 0) continue;
+      const std::int64_t page = slots[t] / c.page_size, slot = slots[t] % c.page_size;
+      for (std::int64_t h = 0; h < c.kv_heads; ++h) {
+        centred_key(c, means, tokens, t, h, no_turn, row.x);
+        if (c.recipe.rotate != Rotate::none) rows::hadamard(row.x, c.head_dim);
+        k_rows.write(slot, row.x, kp.bytes.global_scale(h), kp.page(page, h), parts[chunk]);
+        stored_value(c, means, tokens, t, h, row.x);
+        v_rows.write(slot, row.x, vp.bytes.global_scale(h), vp.page(page, h), parts[chunk]);
+      }
     }
-  }
+  });
+  QuantiseCounters met;
+  for (const QuantiseCounters& p : parts) met += p;
   if (counters != nullptr) *counters += met;
   return {};
 }
@@ -182,7 +193,7 @@ Status PagedCache::import_pages(std::int64_t sequence, const Pages& k, const Pag
   std::vector<std::int32_t> taken;
   SequenceState means;
   try {
-    set_means(c, {}, nullptr, 0, means);
+    means = fixed_means(c);
     taken.reserve(ids.size());
     st.reserve_table(pages);
   } catch (const std::bad_alloc&) {

@@ -125,11 +125,9 @@ Result<PagedCache> PagedCache::create(CacheConfig config) {
                                                          config.num_pages, state->layout.page_bytes)};
   }
   state->sequences.resize(static_cast<std::size_t>(config.batch));
-  if (keeps_wide_tokens(config.recipe)) {
-    const std::int64_t rows = config.kv_heads * commit_unit(config.recipe, config.page_size);
-    state->unit_k.resize(static_cast<std::size_t>(rows * config.head_dim));
-    if (!config.shared_kv) state->unit_v.resize(static_cast<std::size_t>(rows * config.head_dim_v));
-  }
+  state->k_rows = formats::RowQuantiser(config.recipe.k, config.head_dim);
+  state->v_rows = formats::RowQuantiser(config.recipe.v, config.head_dim_v);
+  state->fixed = fixed_means(config);
   state->config = std::move(config);
   state->refresh();
   return PagedCache(std::move(state));

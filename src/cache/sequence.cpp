@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
-#include "cache/convert.hpp"
-#include "cache/hadamard.hpp"
+#include "cache/row_ops.hpp"
+#include "threads/run_tasks.hpp"
 
 namespace mpfa {
 namespace {
@@ -15,49 +16,77 @@ const float* data_or_null(const std::vector<float>& v) {
   return v.empty() ? nullptr : v.data();
 }
 
-/// Mean per channel over finite values only, so that one bad token does not spoil the sequence. x [heads, n, d].
-std::vector<float> finite_mean(const float* x, std::int64_t heads, std::int64_t n, std::int64_t d) {
+/// Mean per channel over finite values only, so that one bad token does not spoil the sequence; sums in float64, token
+/// by token. load(t, head, x) gives the rows.
+template <class TurnOf, class Load>
+std::vector<float> finite_mean(const CacheConfig& config, std::int64_t heads, std::int64_t n, std::int64_t d,
+                               const TurnOf& turn_of, const Load& load) {
+  // Heads that adjoin in memory go together: one head alone would touch a memory page per row.
+  const std::int64_t together = std::max<std::int64_t>(1, rows::kLongest / d);
   std::vector<float> mean(static_cast<std::size_t>(heads * d), 0.0F);
-  std::vector<double> sum(static_cast<std::size_t>(d));
-  std::vector<std::int64_t> count(static_cast<std::size_t>(d));
-  for (std::int64_t h = 0; h < heads; ++h) {
-    std::fill(sum.begin(), sum.end(), 0.0);
-    std::fill(count.begin(), count.end(), 0);
+  const std::int64_t tasks = (heads + together - 1) / together;
+  threads::run_tasks(config.executor, tasks, threads_for(config, heads * n * d), [&](std::int64_t task, int) {
+    const std::int64_t begin = task * together, end = std::min(heads, begin + together);
+    rows::Row row;
+    std::array<double, rows::kLongest> sum{};
+    std::array<std::int64_t, rows::kLongest> skipped{};
     for (std::int64_t t = 0; t < n; ++t) {
-      const float* row = x + (h * n + t) * d;
-      for (std::int64_t c = 0; c < d; ++c) {
-        if (!std::isfinite(row[c])) continue;
-        sum[c] += row[c];
-        ++count[c];
+      const RopeRow turn = turn_of(t);
+      for (std::int64_t h = begin; h < end; ++h) {
+        load(t, h, turn, row.x);
+        rows::add_finite(row.x, d, sum.data() + (h - begin) * d, skipped.data() + (h - begin) * d);
       }
     }
-    for (std::int64_t c = 0; c < d; ++c) {
-      if (count[c] > 0) mean[h * d + c] = static_cast<float>(sum[c] / static_cast<double>(count[c]));
+    for (std::int64_t c = 0; c < (end - begin) * d; ++c) {
+      const std::int64_t count = n - skipped[c];
+      if (count > 0) mean[begin * d + c] = static_cast<float>(sum[c] / static_cast<double>(count));
     }
-  }
+  });
   return mean;
 }
 
-/// Rows of one batch row of x [batch, s, heads, d], head-major: [heads, n, d].
-std::vector<float> head_major(const TensorView& x, std::int64_t row, std::int64_t n) {
-  const std::int64_t heads = x.shape[2];
-  const std::int64_t d = x.shape[3];
-  std::vector<float> out(static_cast<std::size_t>(heads * n * d));
-  for (std::int64_t h = 0; h < heads; ++h) {
-    for (std::int64_t t = 0; t < n; ++t) {
-      load_row(x.data, x.dtype, row * x.stride[0] + t * x.stride[1] + h * x.stride[2], x.stride[3], d,
-               out.data() + (h * n + t) * d);
-    }
-  }
-  return out;
+void load_row_of(const TensorView& x, std::int64_t row, std::int64_t t, std::int64_t head, float* out) {
+  const std::int64_t offset = row * x.stride[0] + t * x.stride[1] + head * x.stride[2];
+  if (t + 1 < x.shape[1] && x.stride[3] == 1) rows::prefetch(x, offset + x.stride[1], x.shape[3]);
+  rows::load(x, offset, x.stride[3], x.shape[3], out);
 }
 
-void subtract(std::vector<float>& x, const std::vector<float>& mean, std::int64_t heads, std::int64_t n,
-              std::int64_t d) {
-  if (mean.empty()) return;
-  for (std::int64_t h = 0; h < heads; ++h) {
+/// The mean of a V that is part of K.
+void share_mean(const CacheConfig& config, SequenceState& state) {
+  state.v_mean.clear();
+  for (std::int64_t h = 0; !state.k_mean.empty() && h < config.kv_heads; ++h) {
+    const auto first = state.k_mean.begin() + h * config.head_dim;
+    state.v_mean.insert(state.v_mean.end(), first, first + config.head_dim_v);
+  }
+}
+
+/// Least squares over the values as they are stored.
+void fit_v_residual(const CacheConfig& config, const NewTokens& tokens, SequenceState& state) {
+  const std::int64_t n = tokens.n;
+  const std::int64_t d = config.head_dim_v;
+  state.v_alpha.assign(static_cast<std::size_t>(config.kv_heads * d), 1.0F);
+  state.v_beta.assign(static_cast<std::size_t>(config.kv_heads * d), 0.0F);
+  std::vector<float> given(static_cast<std::size_t>(n * d)), hat(given.size());
+  for (std::int64_t h = 0; h < config.kv_heads; ++h) {
     for (std::int64_t t = 0; t < n; ++t) {
-      for (std::int64_t c = 0; c < d; ++c) x[(h * n + t) * d + c] -= mean[h * d + c];
+      rows::Row row;
+      stored_value(config, state, tokens, t, h, row.x);
+      std::copy_n(row.x, d, given.data() + t * d);
+    }
+    round_trip_tokens(config.recipe.v, d, n, given.data(), d, hat.data(), d, nullptr);
+    for (std::int64_t c = 0; c < d; ++c) {
+      double count = 0, sx = 0, sy = 0, sxx = 0, sxy = 0;
+      for (std::int64_t t = 0; t < n; ++t) {
+        const double a = hat[t * d + c];
+        const double b = given[t * d + c];
+        if (!std::isfinite(a) || !std::isfinite(b)) continue;
+        count += 1, sx += a, sy += b, sxx += a * a, sxy += a * b;
+      }
+      const double spread = count * sxx - sx * sx;
+      if (count < 2 || !(spread > 1e-12 * count * sxx)) continue;  // a constant channel: nothing to fit
+      const double alpha = (count * sxy - sx * sy) / spread;
+      state.v_alpha[h * d + c] = static_cast<float>(alpha);
+      state.v_beta[h * d + c] = static_cast<float>((sy - alpha * sx) / count);
     }
   }
 }
@@ -112,12 +141,33 @@ Status check_tokens(const char* call, const char* name, const TensorView& x, std
   return {};
 }
 
-NewTokens load_tokens(const TensorView& k, const TensorView* v, std::int64_t row, std::int64_t n) {
-  NewTokens t;
-  t.n = n;
-  t.k = head_major(k, row, n);
-  if (v != nullptr) t.v = head_major(*v, row, n);
-  return t;
+int threads_for(const CacheConfig& config, std::int64_t elements) {
+  constexpr std::int64_t kElementsOfAThread = 1 << 15;  // tens of microseconds: less than waking a thread is worth
+  if (elements < 2 * kElementsOfAThread) return 1;
+  return static_cast<int>(
+      std::min<std::int64_t>(threads::resolve_threads(config.threads), elements / kElementsOfAThread));
+}
+
+void load_key(const NewTokens& tokens, std::int64_t t, std::int64_t head, const RopeRow& turn, float* x) {
+  load_row_of(tokens.k, tokens.row, t, head, x);
+  turn.turn(x);
+}
+
+void load_value(const NewTokens& tokens, std::int64_t t, std::int64_t head, float* x) {
+  load_row_of(tokens.v, tokens.row, t, head, x);
+}
+
+void centred_key(const CacheConfig& config, const SequenceState& means, const NewTokens& tokens, std::int64_t t,
+                 std::int64_t head, const RopeRow& turn, float* x) {
+  load_key(tokens, t, head, turn, x);
+  if (!means.k_mean.empty()) rows::subtract(x, means.k_mean.data() + head * config.head_dim, config.head_dim);
+}
+
+void stored_value(const CacheConfig& config, const SequenceState& means, const NewTokens& tokens, std::int64_t t,
+                  std::int64_t head, float* x) {
+  load_value(tokens, t, head, x);
+  if (!means.v_mean.empty()) rows::subtract(x, means.v_mean.data() + head * config.head_dim_v, config.head_dim_v);
+  if (config.recipe.rotate == Rotate::qkv) rows::hadamard(x, config.head_dim_v);
 }
 
 bool has_v_mean(const CacheConfig& config) {
@@ -125,82 +175,39 @@ bool has_v_mean(const CacheConfig& config) {
   return config.shared_kv ? r.centre != Centre::none : r.v_mean == VMean::mean || r.v_mean == VMean::fixed;
 }
 
-void set_means(const CacheConfig& config, const NewTokens& tokens, const TensorView* q, std::int64_t row,
-               SequenceState& state) {
+SequenceState fixed_means(const CacheConfig& config) {
   const Recipe& r = config.recipe;
+  SequenceState state;
   if (r.centre == Centre::fixed) state.k_mean = config.k_mean;
-  if (r.centre == Centre::mean) {
-    state.k_mean = finite_mean(tokens.k.data(), config.kv_heads, tokens.n, config.head_dim);
-  }
-  if (config.shared_kv) {
-    for (std::int64_t h = 0; has_v_mean(config) && h < config.kv_heads; ++h) {
-      const auto first = state.k_mean.begin() + h * config.head_dim;
-      state.v_mean.insert(state.v_mean.end(), first, first + config.head_dim_v);
-    }
-  }
   if (r.v_mean == VMean::fixed) state.v_mean = config.v_mean;
-  if (r.v_mean == VMean::mean) {
-    state.v_mean = finite_mean(tokens.v.data(), config.kv_heads, tokens.n, config.head_dim_v);
-  }
+  if (config.shared_kv) share_mean(config, state);
   if (r.q_centre == QCentre::fixed) state.q_mean = config.q_mean;
-  if (r.q_centre == QCentre::mean) {
-    const std::vector<float> rows = head_major(*q, row, tokens.n);
-    state.q_mean = finite_mean(rows.data(), config.q_heads, tokens.n, config.head_dim);
-  }
+  return state;
 }
 
-void transform_tokens(const CacheConfig& config, const SequenceState& state, NewTokens& tokens) {
+void measure(const CacheConfig& config, const NewTokens& tokens, const TensorView* q, SequenceState& state) {
   const Recipe& r = config.recipe;
-  const std::int64_t n = tokens.n;
-  const std::int64_t d = config.head_dim;
-  subtract(tokens.k, state.k_mean, config.kv_heads, n, d);
-  if (!config.shared_kv) subtract(tokens.v, state.v_mean, config.kv_heads, n, config.head_dim_v);
-  if (r.rank_one != RankOne::off) {
-    // From the unquantised K': from the codes it would put back the error that centring removed.
-    const std::int64_t group = config.q_heads / config.kv_heads;
-    tokens.rank_one.resize(static_cast<std::size_t>(config.q_heads * n));
-    for (std::int64_t h = 0; h < config.kv_heads; ++h) {
-      for (std::int64_t t = 0; t < n; ++t) {
-        const float* row = tokens.k.data() + (h * n + t) * d;
-        for (std::int64_t m = 0; m < group; ++m) {
-          const float* a = state.q_mean.data() + (h * group + m) * d;
-          double sum = 0.0;
-          for (std::int64_t c = 0; c < d; ++c) sum += static_cast<double>(a[c]) * row[c];
-          tokens.rank_one[(h * n + t) * group + m] = static_cast<float>(sum);
-        }
-      }
-    }
+  const auto token_turn = [&](std::int64_t t) { return rope_row(tokens, t); };
+  const auto no_turn = [](std::int64_t) { return RopeRow(); };
+  if (r.centre == Centre::mean) {
+    state.k_mean = finite_mean(
+        config, config.kv_heads, tokens.n, config.head_dim, token_turn,
+        [&](std::int64_t t, std::int64_t h, const RopeRow& turn, float* x) { load_key(tokens, t, h, turn, x); });
   }
-  if (r.rotate != Rotate::none) hadamard_rows(tokens.k.data(), config.kv_heads * n, d, d);
-  if (r.rotate == Rotate::qkv && !config.shared_kv) {
-    hadamard_rows(tokens.v.data(), config.kv_heads * n, config.head_dim_v, config.head_dim_v);
+  if (config.shared_kv) share_mean(config, state);
+  if (r.v_mean == VMean::mean) {
+    state.v_mean =
+        finite_mean(config, config.kv_heads, tokens.n, config.head_dim_v, no_turn,
+                    [&](std::int64_t t, std::int64_t h, const RopeRow&, float* x) { load_value(tokens, t, h, x); });
   }
-}
-
-void fit_v_residual(const CacheConfig& config, const NewTokens& tokens, SequenceState& state) {
-  const std::int64_t n = tokens.n;
-  const std::int64_t d = config.head_dim_v;
-  state.v_alpha.assign(static_cast<std::size_t>(config.kv_heads * d), 1.0F);
-  state.v_beta.assign(static_cast<std::size_t>(config.kv_heads * d), 0.0F);
-  std::vector<float> hat(static_cast<std::size_t>(n * d));
-  for (std::int64_t h = 0; h < config.kv_heads; ++h) {
-    const float* x = tokens.v.data() + h * n * d;
-    round_trip_tokens(config.recipe.v, d, n, x, d, hat.data(), d, nullptr);
-    for (std::int64_t c = 0; c < d; ++c) {
-      double count = 0, sx = 0, sy = 0, sxx = 0, sxy = 0;
-      for (std::int64_t t = 0; t < n; ++t) {
-        const double a = hat[t * d + c];
-        const double b = x[t * d + c];
-        if (!std::isfinite(a) || !std::isfinite(b)) continue;
-        count += 1, sx += a, sy += b, sxx += a * a, sxy += a * b;
-      }
-      const double spread = count * sxx - sx * sx;
-      if (count < 2 || !(spread > 1e-12 * count * sxx)) continue;  // a constant channel: nothing to fit
-      const double alpha = (count * sxy - sx * sy) / spread;
-      state.v_alpha[h * d + c] = static_cast<float>(alpha);
-      state.v_beta[h * d + c] = static_cast<float>((sy - alpha * sx) / count);
-    }
+  if (r.q_centre == QCentre::mean) {
+    state.q_mean = finite_mean(config, config.q_heads, tokens.n, config.head_dim, token_turn,
+                               [&](std::int64_t t, std::int64_t h, const RopeRow& turn, float* x) {
+                                 load_row_of(*q, tokens.row, t, h, x);
+                                 turn.turn(x);
+                               });
   }
+  if (r.v_residual) fit_v_residual(config, tokens, state);
 }
 
 }  // namespace mpfa

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "cache/state.hpp"
+#include "threads/run_tasks.hpp"
 
 namespace mpfa {
 namespace {
@@ -54,17 +55,53 @@ Status check_slots(const PagePool& pool, std::int64_t page_size, std::span<const
   return {};
 }
 
+/// Row i of rope->q is skipped with token i when it has no position of its own.
+bool skips_query(const Rope& rope, std::span<const std::int64_t> slots, std::int64_t i) {
+  return rope.q_positions == nullptr && slots[i] == -1;
+}
+
+Status check_slot_rope(const CacheConfig& c, const NewTokens& tokens, std::span<const std::int64_t> slots) {
+  const Rope& rope = *tokens.rope;
+  MPFA_RETURN_IF_ERROR(check_rope("write_slots", rope, c));
+  if (rope.positions == nullptr && tokens.n > 0) {
+    return {StatusCode::invalid_argument,
+            "write_slots: rope.positions is null; slots belong to no sequence, so give every token its position"};
+  }
+  for (std::int64_t t = 0; t < tokens.n; ++t) {
+    if (slots[t] == -1) continue;
+    MPFA_RETURN_IF_ERROR(check_position("write_slots", rope, tokens.position(t), "token", t, 0));
+  }
+  if (rope.q.data == nullptr) return {};
+  MPFA_RETURN_IF_ERROR(check_queries("write_slots", rope, 1, tokens.n, c.q_heads, c.head_dim));
+  for (std::int64_t i = 0; i < rope.q.shape[1]; ++i) {
+    if (skips_query(rope, slots, i)) continue;
+    MPFA_RETURN_IF_ERROR(check_position("write_slots", rope, tokens.q_position(i, rope.q.shape[1]), "query", i, 0));
+  }
+  return {};
+}
+
+std::vector<std::int64_t> query_positions(const NewTokens& tokens, std::span<const std::int64_t> slots) {
+  const std::int64_t q_rows = tokens.rope->q.shape[1];
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(q_rows), -1);
+  for (std::int64_t i = 0; i < q_rows; ++i) {
+    if (!skips_query(*tokens.rope, slots, i)) positions[i] = tokens.q_position(i, q_rows);
+  }
+  return positions;
+}
+
 }  // namespace
 
-Status PagedCache::write_slots(const TensorView& k, const TensorView& v, std::span<const std::int64_t> slot_mapping) {
-  return write_tokens(k, &v, slot_mapping);
+Status PagedCache::write_slots(const TensorView& k, const TensorView& v, std::span<const std::int64_t> slot_mapping,
+                               const Rope* rope) {
+  return write_tokens(k, &v, slot_mapping, rope);
 }
 
-Status PagedCache::write_slots(const TensorView& k, std::span<const std::int64_t> slot_mapping) {
-  return write_tokens(k, nullptr, slot_mapping);
+Status PagedCache::write_slots(const TensorView& k, std::span<const std::int64_t> slot_mapping, const Rope* rope) {
+  return write_tokens(k, nullptr, slot_mapping, rope);
 }
 
-Status PagedCache::write_tokens(const TensorView& k, const TensorView* v, std::span<const std::int64_t> slot_mapping) {
+Status PagedCache::write_tokens(const TensorView& k, const TensorView* v, std::span<const std::int64_t> slot_mapping,
+                                const Rope* rope) {
   State& st = *state_;
   const CacheConfig& c = st.config;
   MPFA_RETURN_IF_ERROR(st.check_values("write_slots", v != nullptr));
@@ -72,24 +109,33 @@ Status PagedCache::write_tokens(const TensorView& k, const TensorView* v, std::s
   MPFA_RETURN_IF_ERROR(check_slot_recipe(c.recipe));
   MPFA_RETURN_IF_ERROR(check_tokens("write_slots", "k", k, 1, n, c.kv_heads, c.head_dim));
   if (v != nullptr) MPFA_RETURN_IF_ERROR(check_tokens("write_slots", "v", *v, 1, n, c.kv_heads, c.head_dim_v));
-  NewTokens tokens;
+  const NewTokens tokens{k, v == nullptr ? TensorView{} : *v, 0, n, 0, rope};
+  if (rope != nullptr) MPFA_RETURN_IF_ERROR(check_slot_rope(c, tokens, slot_mapping));
+  constexpr std::int64_t kChunk = 32;
+  const std::int64_t chunks = (n + kChunk - 1) / kChunk;
+  std::vector<QuantiseCounters> met;
+  std::vector<std::int64_t> turns;
   try {
+    if (rope != nullptr && rope->q.data != nullptr) turns = query_positions(tokens, slot_mapping);
     MPFA_RETURN_IF_ERROR(check_slots(st.pool, c.page_size, slot_mapping));
-    tokens = load_tokens(k, v, 0, n);
-    SequenceState means;
-    set_means(c, tokens, nullptr, 0, means);
-    transform_tokens(c, means, tokens);
+    met.resize(static_cast<std::size_t>(chunks));
   } catch (const std::bad_alloc&) {
     return {StatusCode::out_of_memory, fmt::format("write_slots: {} tokens do not fit in memory; write less", n)};
   }
-  for (std::int64_t t = 0; t < n; ++t) {
-    if (slot_mapping[t] < 0) continue;
-    const auto page = static_cast<std::int32_t>(slot_mapping[t] / c.page_size);
-    const std::int64_t slot = slot_mapping[t] % c.page_size;
-    if (st.pool.is_free(page)) st.pool.lend(page);
-    st.write_rows(page, slot, 1, tokens.k.data(), tokens.v.data(), n, t);
-    st.write_rank_one(page, slot, tokens, t);
+  for (const std::int64_t slot : slot_mapping) {
+    const auto page = static_cast<std::int32_t>(slot / c.page_size);
+    if (slot >= 0 && st.pool.is_free(page)) st.pool.lend(page);
   }
+  const int threads = threads_for(c, n * c.kv_heads * (c.head_dim + c.head_dim_v));
+  threads::run_tasks(c.executor, chunks, threads, [&](std::int64_t chunk, int) {
+    for (std::int64_t t = chunk * kChunk; t < std::min(n, (chunk + 1) * kChunk); ++t) {
+      if (slot_mapping[t] < 0) continue;
+      const Place place{static_cast<std::int32_t>(slot_mapping[t] / c.page_size), slot_mapping[t] % c.page_size};
+      st.write_token(tokens, t, st.fixed, place, met[chunk]);
+    }
+  });
+  for (const QuantiseCounters& m : met) st.counters += m;
+  if (!turns.empty()) rotate_queries(c, *rope, turns);
   return {};
 }
 

@@ -15,6 +15,7 @@ using mpfa::capi::from_pages;
 using mpfa::capi::guarded;
 using mpfa::capi::not_null;
 using mpfa::capi::to_view;
+using mpfa::capi::to_views;
 
 namespace {
 
@@ -66,23 +67,6 @@ mpfa::Result<mpfa::CacheConfig> mpfa::capi::to_config(const char* call, const mp
   config.executor = executor.value();
   return config;
 }
-
-namespace {
-
-/// Tokens of a call: k, and v where there is one (NULL with shared_kv).
-mpfa::Result<std::pair<mpfa::TensorView, std::optional<mpfa::TensorView>>> to_views(const char* call,
-                                                                                    const mpfa_tensor* k,
-                                                                                    const mpfa_tensor* v) {
-  if (Status s = not_null(call, "k", k); !s.ok()) return s;
-  const auto k_view = to_view(call, "k", *k);
-  if (!k_view.ok()) return k_view.status();
-  if (v == nullptr) return std::pair(k_view.value(), std::optional<mpfa::TensorView>());
-  const auto v_view = to_view(call, "v", *v);
-  if (!v_view.ok()) return v_view.status();
-  return std::pair(k_view.value(), std::optional(v_view.value()));
-}
-
-}  // namespace
 
 extern "C" {
 

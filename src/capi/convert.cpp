@@ -94,6 +94,17 @@ Result<TensorView> to_view(const char* call, const char* name, const mpfa_tensor
   return view;
 }
 
+Result<std::pair<TensorView, std::optional<TensorView>>> to_views(const char* call, const mpfa_tensor* k,
+                                                                  const mpfa_tensor* v) {
+  if (Status s = not_null(call, "k", k); !s.ok()) return s;
+  const auto k_view = to_view(call, "k", *k);
+  if (!k_view.ok()) return k_view.status();
+  if (v == nullptr) return std::pair(k_view.value(), std::optional<TensorView>());
+  const auto v_view = to_view(call, "v", *v);
+  if (!v_view.ok()) return v_view.status();
+  return std::pair(k_view.value(), std::optional(v_view.value()));
+}
+
 Result<AttentionProblem> to_problem(const char* call, const mpfa_problem* p) {
   if (Status s = check_struct(call, "problem", p); !s.ok()) return s;
   if (Status s = not_null(call, "problem->recipe", p->recipe); !s.ok()) return s;

@@ -7,7 +7,9 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "mpfa/attention.hpp"
@@ -108,6 +110,9 @@ void init_struct(T* s, std::size_t struct_size, T defaults) {
 [[nodiscard]] Status check_dtype(const char* call, const char* name, mpfa_dtype dtype);
 /// Checks the dtype; shapes and strides are checked by the call that reads the view.
 [[nodiscard]] Result<TensorView> to_view(const char* call, const char* name, const mpfa_tensor& t);
+/// Tokens of a call: k, and v where there is one (NULL with shared_kv).
+[[nodiscard]] Result<std::pair<TensorView, std::optional<TensorView>>> to_views(const char* call, const mpfa_tensor* k,
+                                                                                const mpfa_tensor* v);
 [[nodiscard]] Result<AttentionProblem> to_problem(const char* call, const mpfa_problem* p);
 [[nodiscard]] Result<CacheView> to_cache_view(const char* call, const mpfa_cache_view& v, std::int64_t batch,
                                               std::vector<SequenceView>& sequences);

@@ -255,6 +255,7 @@ int main(void) {
   test_quantize();
   test_merge();
   test_editing();
+  test_rope();
   test_latent();
   test_pages();
   test_refusals();

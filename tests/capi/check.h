@@ -27,5 +27,6 @@ enum { kHeads = 4, kKvHeads = 2, kDim = 32, kMaxTokens = 200 };
 
 mpfa_recipe* recipe_of(const char* text);
 void test_editing(void);
+void test_rope(void);
 void test_latent(void);
 void test_pages(void);

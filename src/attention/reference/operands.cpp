@@ -7,6 +7,7 @@
 #include "attention/reference/rotate.hpp"
 #include "attention/sequences.hpp"
 #include "cache/convert.hpp"
+#include "cache/rank_one.hpp"
 
 namespace mpfa::reference {
 namespace {
@@ -152,9 +153,7 @@ QueryOperands<Real> query_operands(const AttentionProblem& p, const AttentionTen
 
   for (std::size_t i = 0; i < q.mean.size(); ++i) q.mean[i] = static_cast<Real>(a[i % a.size()]);
   for (std::int64_t j = 0; j < keys.n; ++j) {
-    double dot = 0.0;
-    for (std::int64_t c = 0; c < d; ++c) dot += static_cast<double>(a[c]) * keys.k_given[j * d + c];
-    const auto term = static_cast<float>(dot);
+    const float term = rank_one_term(a.data(), keys.k_given.data() + j * d, d);
     q.rank_one.push_back(r.rank_one == RankOne::bf16 ? bf16_to_float(float_to_bf16(term)) : term);
   }
   return q;
