@@ -105,7 +105,8 @@ TEST(Append, BytesAndCountersDoNotDependOnThreads) {
   Tensor k = heavy_tail({2, tokens, kHeads, d}, 1), v = heavy_tail({2, tokens, kHeads, d}, 2);
   const Tensor q = gaussian({2, tokens, kHeads * kGroup, d}, 3);
   for (std::size_t i = 0; i < k.data.size(); i += 977) k.data[i] = i % 2 == 0 ? NAN : 3e38F;
-  for (const char* text : {"mpfa", "bitdecoding_nvfp4", "int4_int8", "fp8,recent=100", "mxattention"}) {
+  for (const char* text :
+       {"mpfa", "bitdecoding_nvfp4", "int4_int8", "fp8,recent=100", "mxattention", "nvfp4,v_mean=page"}) {
     CacheConfig c = config_of(text, d, d);
     c.page_size = 64;
     c.num_pages = 40;

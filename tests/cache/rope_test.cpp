@@ -86,6 +86,25 @@ TEST(RopeAppend, QueriesMayStandElsewhereAndBeRotatedInPlace) {
   for (std::size_t i = 0; i < bits.size(); ++i) ASSERT_EQ(bits[i], float_to_bf16(q.data[i])) << i;
 }
 
+TEST(RopeAppend, TurnsWhatIsNotPartOfVInALatentCache) {
+  const RopeTables tables(200, 4);
+  CacheConfig c = cache_config("fp8");
+  c.shared_kv = true;
+  c.head_dim_v = 24;
+  PagedCache fused = poisoned_cache(c), apart = poisoned_cache(c);
+  const Ids ids = ids_from(0, 40);
+  const std::int32_t sequence = 0;
+  const Tensor k = turned(keys(ids), tables, RopeStyle::interleaved, 24, counting(0, 40));
+  const Rope rope = tables.rope(RopeStyle::interleaved, 24), bad = tables.rope(RopeStyle::interleaved, 23);
+  ASSERT_TRUE(fused.append(keys(ids).view(), nullptr, &sequence, nullptr, &rope).ok());
+  ASSERT_TRUE(apart.append(k.view(), nullptr, &sequence, nullptr).ok());
+  EXPECT_EQ(std::memcmp(fused.storage(), apart.storage(), static_cast<std::size_t>(apart.storage_bytes())), 0);
+  EXPECT_THAT(fused.append(keys(ids).view(), nullptr, &sequence, nullptr, &bad).message(),
+              HasSubstr("rope.begin 24 or"));
+  ASSERT_TRUE(fused.remove(0, 3, 20, &rope).ok());
+  EXPECT_EQ(fused.shift(0, 0, 1, bad).code(), StatusCode::invalid_argument);
+}
+
 TEST(RopeWriteSlots, HoldsWhatRotatedKeysGive) {
   const RopeTables tables(300, kDim / 2);
   Rope rope = tables.rope(RopeStyle::half);

@@ -184,6 +184,10 @@ TEST(ShiftErrors, SayWhyAndChangeNothing) {
   PagedCache tiles = filled("int4_int8");
   EXPECT_EQ(tiles.shift(0, 0, 3, rope).code(), StatusCode::unsupported);
 
+  PagedCache page_means = filled("nvfp4,v_mean=page");
+  EXPECT_THAT(page_means.remove(0, 40, 41).message(), HasSubstr("v_mean=page keeps one mean"));
+  EXPECT_TRUE(page_means.shift(0, 40, 3, rope).ok());
+
   PagedCache cache = filled("mxfp4,sink=4,recent=8", 5);
   const std::vector<std::byte> before(cache.storage(), cache.storage() + cache.storage_bytes());
   EXPECT_THAT(cache.remove(0, 3, 9).message(), HasSubstr("begin at 4"));
