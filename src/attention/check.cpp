@@ -17,6 +17,7 @@ namespace {
 constexpr std::int64_t kMaxHeadDim = 1024;
 constexpr std::int64_t kMaxHeads = 65536;
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxKeys = std::int64_t{1} << 54;  // of a call: the sizes of a workspace stay inside 64 bits
 
 Status check_extent(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
   if (value >= low && value <= high) return {};
@@ -72,6 +73,10 @@ Status check_sizes(const AttentionProblem& p) {
       __builtin_mul_overflow(elements, kMaxHeadDim * 8, &elements)) {
     return invalid("batch {} x max_q {} x q_heads {} overflows 64-bit addresses; split the call", p.batch, p.max_q,
                    p.q_heads);
+  }
+  if (__builtin_mul_overflow(p.batch * p.kv_heads, p.max_kv, &elements) || elements > kMaxKeys) {
+    return invalid("batch {} x kv_heads {} x max_kv {} is more than {} keys; split the call", p.batch, p.kv_heads,
+                   p.max_kv, kMaxKeys);
   }
   return {};
 }

@@ -20,12 +20,29 @@ Status check_presence(const char* name, const void* pointer, bool needed, const 
   return invalid("{} was given although {} is not set; set it in the problem or pass null", name, option);
 }
 
+constexpr std::int64_t kMaxSpan = std::int64_t{1} << 58;
+
 std::string shape_text(const std::array<std::int64_t, 4>& s) {
   return fmt::format("[{}, {}, {}, {}]", s[0], s[1], s[2], s[3]);
 }
 
 std::int64_t elements(const std::array<std::int64_t, 4>& s) {
   return s[0] * s[1] * s[2] * s[3];
+}
+
+/// Distance from the first element to the last one, in elements, must leave room for bytes in 64 bits.
+template <class View>
+Status check_span(const char* name, const View& x) {
+  std::int64_t span = 0;
+  for (std::size_t i = 0; i < 4; ++i) {
+    std::int64_t step = 0;
+    const bool far = __builtin_mul_overflow(x.stride[i], std::max<std::int64_t>(x.shape[i] - 1, 0), &step) ||
+                     __builtin_add_overflow(span, step < 0 ? -(step + 1) : step, &span) || span > kMaxSpan;
+    if (!far) continue;
+    return invalid("{} has strides [{}, {}, {}, {}] for shape {}: no memory is that large; pass strides in elements",
+                   name, x.stride[0], x.stride[1], x.stride[2], x.stride[3], shape_text(x.shape));
+  }
+  return {};
 }
 
 template <class View>
@@ -41,13 +58,13 @@ Status check_rows(const char* name, const View& x, DType dtype, const std::array
     return invalid("{} has stride {} along the head dim; it must be 1 (make the last dimension contiguous)", name,
                    x.stride[3]);
   }
-  return {};
+  return check_span(name, x);
 }
 
 /// Two elements of out at one address would be a race between rows.
 Status check_no_overlap(const MutableTensorView& out) {
   std::array<std::array<std::int64_t, 2>, 4> dims{};  // stride, extent
-  for (std::size_t i = 0; i < 4; ++i) dims[i] = {std::abs(out.stride[i]), out.shape[i]};
+  for (std::size_t i = 0; i < 4; ++i) dims[i] = {out.shape[i] > 1 ? std::abs(out.stride[i]) : 0, out.shape[i]};
   std::sort(dims.begin(), dims.end());
   std::int64_t span = 1;
   for (const auto& [stride, extent] : dims) {
@@ -88,7 +105,9 @@ Status check_extras(const AttentionProblem& p, const AttentionTensors& t, std::i
     return invalid("mask is {}; a boolean mask is u8 and an additive one f32", dtype_name(t.mask.dtype));
   }
   const auto& s = t.mask.shape;
-  if ((s[0] == 1 || s[0] == p.batch) && (s[1] == 1 || s[1] == p.q_heads) && s[2] >= rows && s[3] >= keys) return {};
+  if ((s[0] == 1 || s[0] == p.batch) && (s[1] == 1 || s[1] == p.q_heads) && s[2] >= rows && s[3] >= keys) {
+    return check_span("mask", t.mask);
+  }
   return invalid("mask has shape {}; [{} or 1, {} or 1, >= {} query rows, >= {} keys] is needed", shape_text(s),
                  p.batch, p.q_heads, rows, keys);
 }
@@ -96,17 +115,16 @@ Status check_extras(const AttentionProblem& p, const AttentionTensors& t, std::i
 Status check_inputs(const AttentionProblem& p, const AttentionTensors& t) {
   std::array<std::int64_t, 4> shape{t.cu_seqlens_q == nullptr ? p.batch : 1, t.q.shape[1], p.q_heads, p.head_dim};
   if (shape[1] < 0) return invalid("q has {} rows; 0 or more are needed", shape[1]);
-  MPFA_RETURN_IF_ERROR(check_rows("q", t.q, p.q_dtype, shape));
-  if (t.cu_seqlens_q != nullptr) {
-    MPFA_RETURN_IF_ERROR(check_cu_seqlens(p, t.cu_seqlens_q, shape[1]));
-  } else if (shape[1] > p.max_q) {
+  if (t.cu_seqlens_q == nullptr && shape[1] > p.max_q) {
     return out_of_range("q has {} rows per sequence, max_q is {}; plan with more", shape[1], p.max_q);
   }
   const std::int64_t capacity = p.total_q > 0 ? p.total_q : p.batch * p.max_q;
-  if (shape[0] * shape[1] > capacity) {
-    return out_of_range("q has {} rows in all, the plan was made for {}; plan with more", shape[0] * shape[1],
+  if (shape[0] > 0 && shape[1] > capacity / shape[0]) {
+    return out_of_range("q has {} x {} rows, the plan was made for {} in all; plan with more", shape[0], shape[1],
                         capacity);
   }
+  MPFA_RETURN_IF_ERROR(check_rows("q", t.q, p.q_dtype, shape));
+  if (t.cu_seqlens_q != nullptr) MPFA_RETURN_IF_ERROR(check_cu_seqlens(p, t.cu_seqlens_q, shape[1]));
   MPFA_RETURN_IF_ERROR(check_cache(p, t));
   std::int64_t rows = 0;
   std::int64_t keys = 0;

@@ -43,6 +43,11 @@ TEST(CheckProblem, RefusesWithAReason) {
       {[](auto& p) { p.batch = -1; }, {"batch is -1", "[0, "}},
       {[](auto& p) { p.max_q = -1; }, {"max_q is -1"}},
       {[](auto& p) { p.max_kv = std::int64_t{1} << 50; }, {"max_kv is 1125899906842624"}},
+      {[](auto& p) {
+         p.batch = std::int64_t{1} << 31;
+         p.max_kv = std::int64_t{1} << 40;
+       },
+       {"batch 2147483648 x kv_heads 2 x max_kv 1099511627776", "split the call"}},
       {[](auto& p) { p.head_dim = 0; }, {"head_dim is 0", "[1, 1024]"}},
       {[](auto& p) { p.head_dim_v = 1025; }, {"head_dim_v is 1025", "[1, 1024]"}},
       {[](auto& p) { p.q_heads = 3; }, {"q_heads 3", "kv_heads 2", "multiple"}},
@@ -147,6 +152,10 @@ TEST(CheckTensors, RefusesWithAReason) {
       {[](Call& c) { c.t.q.dtype = DType::bf16; }, kInvalid, {"q is bf16", "plan was made for f32"}},
       {[](Call& c) { c.t.q.shape[2] = 5; }, kInvalid, {"[2, 3, 5, 8]", "[2, 3, 4, 8] is needed"}},
       {[](Call& c) { c.t.q.shape[1] = 4; }, kRange, {"4 rows per sequence", "max_q is 3"}},
+      {[](Call& c) { c.t.q.shape[1] = std::numeric_limits<std::int64_t>::max(); }, kRange, {"rows per sequence"}},
+      {[](Call& c) { c.t.q.stride[0] = std::numeric_limits<std::int64_t>::max(); }, kInvalid, {"q has strides [922"}},
+      {[](Call& c) { c.t.q.stride[1] = std::numeric_limits<std::int64_t>::min(); }, kInvalid, {"q has strides"}},
+      {[](Call& c) { c.t.out.stride[0] = std::int64_t{1} << 62; }, kInvalid, {"out has strides", "no memory"}},
       {[](Call& c) { c.t.q.stride[3] = 2; }, kInvalid, {"q has stride 2", "contiguous"}},
       {[](Call& c) { c.t.out.data = nullptr; }, kInvalid, {"out.data is null"}},
       {[](Call& c) { c.t.out.stride[0] = 0; }, kInvalid, {"out has strides", "overlap"}},
