@@ -156,5 +156,15 @@ TEST(KBias, UncentredCodesCollapseAndCentredOnesDoNot) {
   }
 }
 
+TEST(KBias, CentringServesEveryFormatThatABiasHurts) {
+  for (const char* format : {"nvfp4", "nvfp4_4over6", "mxfp4_f32", "e3m0_f32", "int4", "int4_g32", "int4_asym",
+                             "lloyd4", "int4_tile16", "int8", "fp8_e4m3"}) {
+    const double plain = k_bias_error(format, "none", 0);
+    for (const float bias : {30.0F, 300.0F}) {
+      EXPECT_LE(k_bias_error(format, "mean", bias), 1.3 * plain + 1e-3) << format << " " << bias;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace mpfa
