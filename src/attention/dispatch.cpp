@@ -1,10 +1,12 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <new>
 
 #include "attention/names.hpp"
 #include "cpu/kernel.hpp"
 #include "mpfa/attention.hpp"
+#include "text/heap_full.hpp"
 #include "threads/run_tasks.hpp"
 
 namespace mpfa {
@@ -35,7 +37,7 @@ Support supports(const AttentionProblem& problem, Device device) {
           {fmt::format("no {} kernel in this build; only cpu is built, so plan for Device::cpu", device_name(device))}};
 }
 
-Result<Plan> plan(const AttentionProblem& problem, Device device) {
+Result<Plan> plan(const AttentionProblem& problem, Device device) try {
   MPFA_RETURN_IF_ERROR(check_problem(problem));
   const Support support = supports(problem, device);
   if (!support.supported()) {
@@ -50,9 +52,11 @@ Result<Plan> plan(const AttentionProblem& problem, Device device) {
   p.split_keys = cpu::kSplitKeys;
   p.workspace_bytes = cpu::workspace_bytes(problem, p.threads, p.split_keys);
   return p;
+} catch (const std::bad_alloc&) {
+  return heap_full("plan");
 }
 
-Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace, const Executor& executor) {
+Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace, const Executor& executor) try {
   if (plan.kernel != "cpu_tiled") {
     return {StatusCode::invalid_argument,
             fmt::format("attend: the plan names kernel '{}'; use a Plan that plan() returned", plan.kernel)};
@@ -60,6 +64,8 @@ Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace works
   MPFA_RETURN_IF_ERROR(check_tensors(plan.problem, tensors));
   MPFA_RETURN_IF_ERROR(check_workspace(plan, workspace));
   return cpu::attend(plan, tensors, workspace, executor);
+} catch (const std::bad_alloc&) {
+  return heap_full("attend");
 }
 
 }  // namespace mpfa

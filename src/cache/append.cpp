@@ -5,6 +5,7 @@
 #include <new>
 
 #include "cache/state.hpp"
+#include "text/heap_full.hpp"
 
 namespace mpfa {
 namespace {
@@ -104,7 +105,7 @@ Status PagedCache::append(const TensorView& k, const TensorView* q, const std::i
 }
 
 Status PagedCache::append_tokens(const TensorView& k, const TensorView* v, const TensorView* q,
-                                 const std::int32_t* sequences, const std::int64_t* counts, const Rope* rope) {
+                                 const std::int32_t* sequences, const std::int64_t* counts, const Rope* rope) try {
   State& st = *state_;
   const CacheConfig& c = st.config;
   MPFA_RETURN_IF_ERROR(st.check_values("append", v != nullptr));
@@ -196,6 +197,8 @@ Status PagedCache::append_tokens(const TensorView& k, const TensorView* v, const
   if (!turns.empty()) rotate_queries(c, *rope, turns);
   st.refresh();
   return {};
+} catch (const std::bad_alloc&) {
+  return heap_full("append");
 }
 
 Status PagedCache::seal() {

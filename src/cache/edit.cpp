@@ -6,6 +6,7 @@
 #include <new>
 
 #include "cache/state.hpp"
+#include "text/heap_full.hpp"
 
 namespace mpfa {
 namespace {
@@ -157,7 +158,7 @@ Status PagedCache::copy_page(std::int64_t from, std::int64_t to) {
   return {};
 }
 
-Status PagedCache::set_pages(std::int64_t sequence, const std::vector<std::int32_t>& pages) {
+Status PagedCache::set_pages(std::int64_t sequence, const std::vector<std::int32_t>& pages) try {
   State& st = *state_;
   MPFA_RETURN_IF_ERROR(st.check_sequence("set_pages", sequence));
   Sequence& s = st.sequences[sequence];
@@ -189,6 +190,8 @@ Status PagedCache::set_pages(std::int64_t sequence, const std::vector<std::int32
   s.pages = pages;
   st.refresh();
   return {};
+} catch (const std::bad_alloc&) {
+  return heap_full("set_pages");
 }
 
 }  // namespace mpfa

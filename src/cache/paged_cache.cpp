@@ -1,9 +1,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 
 #include "cache/hadamard.hpp"
 #include "cache/state.hpp"
+#include "text/heap_full.hpp"
 
 namespace mpfa {
 namespace {
@@ -115,7 +117,7 @@ PagedCache::PagedCache(PagedCache&&) noexcept = default;
 PagedCache& PagedCache::operator=(PagedCache&&) noexcept = default;
 PagedCache::~PagedCache() = default;
 
-Result<PagedCache> PagedCache::create(CacheConfig config) {
+Result<PagedCache> PagedCache::create(CacheConfig config) try {
   if (config.head_dim_v == 0) config.head_dim_v = config.head_dim;
   if (Status s = check_config(config); !s.ok()) return s;
   auto state = std::make_unique<State>();
@@ -131,9 +133,11 @@ Result<PagedCache> PagedCache::create(CacheConfig config) {
   state->config = std::move(config);
   state->refresh();
   return PagedCache(std::move(state));
+} catch (const std::bad_alloc&) {
+  return heap_full("cache");
 }
 
-Status PagedCache::grow(std::int64_t num_pages) {
+Status PagedCache::grow(std::int64_t num_pages) try {
   if (num_pages < state_->pool.num_pages() || num_pages > 0x7FFFFFFF) {
     return invalid(fmt::format("grow: {} pages; the pool has {} and only grows (up to 2^31-1)", num_pages,
                                state_->pool.num_pages()));
@@ -145,6 +149,8 @@ Status PagedCache::grow(std::int64_t num_pages) {
   state_->config.num_pages = num_pages;
   state_->refresh();
   return {};
+} catch (const std::bad_alloc&) {
+  return heap_full("grow");
 }
 
 CacheView PagedCache::view() const {

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "cache/state.hpp"
+#include "text/heap_full.hpp"
 #include "threads/run_tasks.hpp"
 
 namespace mpfa {
@@ -101,7 +102,7 @@ Status PagedCache::write_slots(const TensorView& k, std::span<const std::int64_t
 }
 
 Status PagedCache::write_tokens(const TensorView& k, const TensorView* v, std::span<const std::int64_t> slot_mapping,
-                                const Rope* rope) {
+                                const Rope* rope) try {
   State& st = *state_;
   const CacheConfig& c = st.config;
   MPFA_RETURN_IF_ERROR(st.check_values("write_slots", v != nullptr));
@@ -137,9 +138,11 @@ Status PagedCache::write_tokens(const TensorView& k, const TensorView* v, std::s
   for (const QuantiseCounters& m : met) st.counters += m;
   if (!turns.empty()) rotate_queries(c, *rope, turns);
   return {};
+} catch (const std::bad_alloc&) {
+  return heap_full("write_slots");
 }
 
-Status PagedCache::free_slots(std::span<const std::int32_t> pages) {
+Status PagedCache::free_slots(std::span<const std::int32_t> pages) try {
   State& st = *state_;
   std::vector<std::int32_t> sorted;
   try {
@@ -164,6 +167,8 @@ Status PagedCache::free_slots(std::span<const std::int32_t> pages) {
   }
   for (const std::int32_t id : pages) st.pool.take_back(id);
   return {};
+} catch (const std::bad_alloc&) {
+  return heap_full("free_slots");
 }
 
 }  // namespace mpfa
