@@ -47,3 +47,12 @@ def test_every_recipe_is_documented_with_its_source():
 
 def test_every_format_is_documented():
     assert set(first_column("formats.md")) == set(mpfa.formats())
+
+
+def test_guarantees_name_tests_that_exist():
+    page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*_test.cpp"))
+    defined = set(re.findall(r"^(?:TEST|TEST_P|TEST_F|RC_GTEST_PROP)\((\w+),\s*(\w+)", sources, re.MULTILINE))
+    named = set(re.findall(r"`([A-Z]\w+)\.([A-Z]\w+)`", page))
+    assert len(named) > 25
+    assert not named - defined
