@@ -27,14 +27,15 @@ class Recorder {
   std::vector<Cell> cells;
 };
 
-void run_or_refuse(const AttentionProblem& p, unsigned seed) {
-  const Support support = supports(p, Device::cpu);
+void run_or_refuse(const AttentionProblem& p, const matrix::Feature& feature, unsigned seed) {
+  const Support support = matrix::supports_feature(p, feature, Device::cpu);
   if (support.supported()) {
-    Filled(p, seed).compare();
+    Filled(p, seed, {}, feature.shared_kv).compare();
     return;
   }
   ASSERT_FALSE(support.reasons.empty());
   for (const std::string& reason : support.reasons) EXPECT_GT(reason.size(), 20U) << reason;
+  if (feature.shared_kv) return;  // the cache refuses
   EXPECT_NE(plan(p, Device::cpu).status().message().find(support.reasons.front()), std::string::npos);
 }
 
@@ -56,14 +57,14 @@ TEST_P(Matrix, EveryAdvertisedCellAgreesWithTheReference) {
       AttentionProblem p = matrix::plain_problem(format, format, phase);
       feature.apply(p);
       p.threads = 1 + static_cast<int>(seed % 2);
-      run_or_refuse(p, seed++);
+      run_or_refuse(p, feature, seed++);
     }
     for (const std::string& v_format : format_names()) {
       SCOPED_TRACE(phase.name + " with V in " + v_format);
       AttentionProblem p = matrix::plain_problem(format, v_format, phase);
       p.max_q = std::min<std::int64_t>(p.max_q, 9);
       p.batch = 1;
-      run_or_refuse(p, seed++);
+      run_or_refuse(p, {}, seed++);
     }
   }
   EXPECT_EQ(joined(matrix::missing_cells(matrix::advertised_cells(format, Device::cpu), recorder.cells)), "");
@@ -83,7 +84,7 @@ TEST(Cells, ARunThatIsLeftOutIsMissed) {
       if (feature.name == "sinks" && phase.name == "verify") continue;
       AttentionProblem p = matrix::plain_problem("fp8_e4m3", "fp8_e4m3", phase);
       feature.apply(p);
-      if (supports(p, Device::cpu).supported()) Filled(p, 1).compare();
+      if (supports_feature(p, feature, Device::cpu).supported()) Filled(p, 1, {}, feature.shared_kv).compare();
     }
   }
   std::vector<Cell> advertised = matrix::advertised_cells("fp8_e4m3", Device::cpu);

@@ -49,8 +49,9 @@ class Filled {
  public:
   /// Sequence b has `lengths[b]` tokens (empty: a little less than the one before it), the newest max_q of them
   /// appended in a call of their own. total_q > 0 asks for ragged rows; sequence b then has max(1, max_q - b).
-  explicit Filled(AttentionProblem p, unsigned seed, std::vector<std::int64_t> lengths = {})
-      : problem(std::move(p)), lengths_(std::move(lengths)), seed_(seed), cache(make_cache()) {
+  /// shared_kv: V is the first channels of K.
+  explicit Filled(AttentionProblem p, unsigned seed, std::vector<std::int64_t> lengths = {}, bool shared_kv = false)
+      : problem(std::move(p)), lengths_(std::move(lengths)), seed_(seed), shared_kv_(shared_kv), cache(make_cache()) {
     const bool given = !lengths_.empty();
     for (std::int64_t b = 0; !given && b < problem.batch; ++b) {
       lengths_.push_back(std::max(problem.max_q, problem.max_kv - 27 * b));
@@ -82,6 +83,7 @@ class Filled {
  private:
   std::vector<std::int64_t> lengths_;
   unsigned seed_;
+  bool shared_kv_;
   std::vector<std::byte> q_;
   std::vector<std::int64_t> cu_{0};
   std::vector<float> sinks_, slopes_, bias_;
@@ -102,6 +104,7 @@ class Filled {
     c.kv_heads = problem.kv_heads;
     c.head_dim = problem.head_dim;
     c.head_dim_v = problem.head_dim_v;
+    c.shared_kv = shared_kv_;
     const auto mean = [this](bool wanted, std::int64_t heads, std::int64_t d, unsigned salt) {
       return wanted ? normal_from_table({1, 1, heads, d}, seed_ + salt).data : std::vector<float>();
     };
@@ -109,6 +112,7 @@ class Filled {
     c.q_mean = mean(c.recipe.q_centre == QCentre::fixed, c.q_heads, c.head_dim, 92);
     c.v_mean = mean(c.recipe.v_mean == VMean::fixed, c.kv_heads, c.head_dim_v, 93);
     for (const bool is_k : {true, false}) {
+      if (!is_k && shared_kv_) continue;
       const BlockFormat& f = is_k ? c.recipe.k : c.recipe.v;
       std::vector<float>& global = is_k ? c.k_global : c.v_global;
       // nvfp4 takes a calibrated scale and does without: by the seed.
@@ -141,7 +145,8 @@ class Filled {
       const Tensor v = normal_from_table({n, most, problem.kv_heads, problem.head_dim_v}, seed_ + salt + 1);
       const Tensor q = normal_from_table({n, most, problem.q_heads, problem.head_dim}, seed_ + salt + 2);
       const TensorView q_view = q.view();
-      const Status s = cache.append(k.view(), v.view(), &q_view, nullptr, counts.data());
+      const Status s = shared_kv_ ? cache.append(k.view(), &q_view, nullptr, counts.data())
+                                  : cache.append(k.view(), v.view(), &q_view, nullptr, counts.data());
       if (!s.ok()) throw std::runtime_error(s.message());
       if (past && !cache.seal().ok()) throw std::runtime_error("seal failed");
     }

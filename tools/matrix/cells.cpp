@@ -15,7 +15,7 @@ bool has_window(const AttentionProblem& p) {
 }
 
 void add_shapes(std::vector<Feature>& all) {
-  for (const std::int64_t d : {1, 8, 16, 32, 40, 46, 64, 72, 80, 96, 112, 128, 160, 192, 256, 512}) {
+  for (const std::int64_t d : {1, 8, 16, 32, 40, 46, 64, 72, 80, 96, 112, 128, 160, 192, 256, 512, 576, 1024}) {
     all.push_back({"head dim", std::to_string(d),
                    [d](AttentionProblem& p) { p.head_dim = p.head_dim_v = d, p.q_heads = 2, p.kv_heads = 1; },
                    [d](const auto& p, const auto&) { return p.head_dim == d && p.head_dim_v == d; }});
@@ -88,6 +88,9 @@ void add_call(std::vector<Feature>& all) {
         t == DType::bf16 ? "out in bf16" : "out in fp16", [t](AttentionProblem& p) { p.out_dtype = t; },
         [t](const auto& p, const auto&) { return p.out_dtype == t; });
   }
+  all.push_back({"call", "V stored as the first channels of K (latent attention)",
+                 [](AttentionProblem& p) { p.head_dim = 96, p.kv_heads = 1; },
+                 [](const auto&, const auto& t) { return t.cache.shared_kv; }, true});
 }
 
 /// Fields of a recipe, as its text has them.
@@ -119,6 +122,7 @@ void add_recipe_fields(std::vector<Feature>& all) {
   add("centring", {{"q_centre", "block"}});
   add("values", {{"v_mean", "mean"}});
   add("values", {{"v_mean", "static"}});
+  add("values", {{"v_mean", "page"}});
   add("values", {{"v_residual", "on"}});
   add("rotation", {{"rotate", "qk"}});
   add("rotation", {{"rotate", "qkv"}});
@@ -149,6 +153,14 @@ const std::vector<Feature>& features() {
   return all;
 }
 
+Support supports_feature(const AttentionProblem& problem, const Feature& feature, Device device) {
+  if (feature.shared_kv) {
+    const Status s = check_shared_kv(problem.recipe, problem.head_dim, problem.head_dim_v);
+    if (!s.ok()) return {"", {s.message()}};
+  }
+  return supports(problem, device);
+}
+
 AttentionProblem plain_problem(const std::string& k_format, const std::string& v_format, const Phase& phase) {
   AttentionProblem p;
   find_recipe_field("q")->set(p.recipe, "f32");
@@ -175,7 +187,7 @@ std::vector<Cell> advertised_cells(const std::string& k_format, Device device) {
     for (const Feature& feature : features()) {
       AttentionProblem p = plain_problem(k_format, k_format, phase);
       feature.apply(p);
-      if (supports(p, device).supported()) {
+      if (supports_feature(p, feature, device).supported()) {
         cells.push_back({k_format, k_format, phase.name, feature.group + ": " + feature.name});
       }
     }

@@ -24,8 +24,12 @@ struct Feature {
   std::string group, name;
   std::function<void(AttentionProblem&)> apply;
   std::function<bool(const AttentionProblem&, const AttentionTensors&)> seen;
+  bool shared_kv = false;  // the cache holds V as the first channels of K
 };
 [[nodiscard]] const std::vector<Feature>& features();
+
+/// supports() of a problem that asks for the feature, with what the cache of the feature needs.
+[[nodiscard]] Support supports_feature(const AttentionProblem& problem, const Feature& feature, Device device);
 
 inline constexpr std::int64_t kMaxQ = 20, kMaxKv = 97, kHeadDim = 64;
 

@@ -21,7 +21,7 @@ using matrix::Phase;
 using matrix::plain_problem;
 
 constexpr std::array kDevices{Device::cpu, Device::sm90, Device::sm100, Device::sm120};
-constexpr std::int64_t kLargest = 600;  // head dims and page sizes are tried up to here
+constexpr std::int64_t kLargest = 1100;  // head dims and page sizes are tried up to here
 
 /// Numbers for which `takes` holds: "1 to 512", "multiples of 16".
 std::string range_text(const std::function<bool(std::int64_t)>& takes) {
@@ -69,7 +69,7 @@ std::map<std::string, std::vector<std::string>> refusals(const std::string& form
       AttentionProblem p = plain_problem(format, format, phase);
       feature.apply(p);
       const std::string name = feature.group + " " + feature.name;
-      for (const std::string& reason : supports(p, Device::cpu).reasons) {
+      for (const std::string& reason : matrix::supports_feature(p, feature, Device::cpu).reasons) {
         std::vector<std::string>& names = by_reason[general(reason, format)];
         if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
       }
@@ -194,7 +194,7 @@ std::string limits_list() {
     std::function<void(AttentionProblem&)> apply;
   };
   const std::vector<Limit> limits{
-      {"head dim 513", "k=bf16,v=bf16", [](AttentionProblem& p) { p.head_dim = 513; }},
+      {"head dim 1025", "k=bf16,v=bf16", [](AttentionProblem& p) { p.head_dim = 1025; }},
       {"5 query heads over 2 KV heads", "k=bf16,v=bf16", [](AttentionProblem& p) { p.q_heads = 5; }},
       {"tiles of 16 tokens in pages of 24", "k=int8_tile16,v=bf16", [](AttentionProblem& p) { p.page_size = 24; }},
       {"rotation of an odd head dim", "k=bf16,v=bf16,rotate=qk", [](AttentionProblem& p) { p.head_dim = 33; }},
@@ -248,7 +248,7 @@ std::string matrix_report(bool json) {
         for (const Device device : kDevices) {
           AttentionProblem p = plain_problem(format, format, phase);
           feature.apply(p);
-          const Support support = supports(p, device);
+          const Support support = matrix::supports_feature(p, feature, device);
           devices[device_name(device)] = {{"kernel", support.kernel}, {"reasons", support.reasons}};
         }
         cells.push_back({{"format", format},
