@@ -35,6 +35,20 @@ WordRows rows_of(const WordFormat& w, std::int64_t head_dim, const ConstPageByte
           w.table == nullptr ? nullptr : w.table->data()};
 }
 
+/// Has `rows` fetch the keys of the next tile that stand where the run stands in this one.
+void fetch_next(const Task& task, const PageRun& run, const Scratch& s, WordRows& rows) {
+  const CacheView& cache = task.tensors->cache;
+  const std::int64_t key = s.next_tile + run.column;
+  if (key < s.next_keys.begin || key >= s.next_keys.end) return;
+  const std::int32_t* table = cache.page_table + task.sequence * cache.page_table_stride;
+  const std::int64_t slot = key % cache.page_size;
+  for (const int i : {0, 1}) {
+    const ConstPageBytes page = (i == 0 ? cache.k : cache.v).page(table[key / cache.page_size], task.kv_head);
+    rows.next[i] = page.data + slot * page.data_row_stride;
+    rows.next_stride[i] = page.data_row_stride;
+  }
+}
+
 }  // namespace
 
 void choose_words(const Task& task, Scratch& s) {
@@ -101,8 +115,9 @@ bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch&
     const ConstPageBytes page = cache.v.page(run.page, task.kv_head);
     read_factor_columns(cache.v_format, dv, run.slot, run.count, page, cache.v.global_scale(task.kv_head), s.factors,
                         s.minima, s.v);
-    finite &= add_values(rows_of(w, dv, page, run.slot, s.factors), run.count, task.count, s.s + run.column, s.weights,
-                         from, s.spare_o, padded(dv));
+    WordRows rows = rows_of(w, dv, page, run.slot, s.factors);
+    fetch_next(task, run, s, rows);
+    finite &= add_values(rows, run.count, task.count, s.s + run.column, s.weights, from, s.spare_o, padded(dv));
     for (std::int64_t r = 0; w.has_minimum && r < task.count; ++r) {
       float sum = 0.0F;
       for (std::int64_t j = 0; j < run.count; ++j) sum += s.s[r * kKeyTile + run.column + j] * s.minima[j];

@@ -164,7 +164,10 @@ void run_tiles(const Plan& plan, const Task& task, Scratch& scratch) {
   const std::int64_t first = all.begin / kKeyTile;
   const std::int64_t last = (all.end - 1) / kKeyTile;
   for (std::int64_t i = first; i <= last; ++i) {
-    const std::int64_t tile = (p.recipe.order == KeyOrder::reverse ? first + last - i : i) * kKeyTile;
+    const bool reverse = p.recipe.order == KeyOrder::reverse;
+    const std::int64_t tile = (reverse ? first + last - i : i) * kKeyTile;
+    scratch.next_tile = tile + (reverse ? -kKeyTile : kKeyTile);
+    scratch.next_keys = {all.begin, i == last ? 0 : all.end};
     add(task, tile, Source::pages, scratch);
     if (task.q_wide != nullptr && task.tensors->cache.sequences != nullptr) add(task, tile, Source::bf16, scratch);
   }

@@ -36,6 +36,8 @@ struct Scratch {
   float *q = nullptr, *spare_o = nullptr, *weights = nullptr, *factors = nullptr, *minima = nullptr;
   PackedQueries packed_q;
   bool words_k = false, words_v = false;
+  std::int64_t next_tile = 0;  // first key of the tile that follows
+  KeyRange next_keys;          // its keys that some row sees; empty for none
   QueryBlock queries;
   float* q_columns = nullptr;  // of many_rows.hpp: queries in panels, then a factor per row
 };

@@ -1,5 +1,6 @@
 #include "cpu/value_ops.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "mpfa/attention.hpp"
@@ -69,14 +70,16 @@ class Row {
 /// kCount vectors of kRows rows over all keys, kShare of which share a block; weights [blocks, kRows, kKeyTile].
 /// Every address is a constant from two pointers. Returns a vector with a NaN lane when a sum is not finite.
 template <class Codec, int kRows, int kCount, int kShare>
-V add_vectors(const Row<Codec>& row, const std::byte* codes, std::int64_t code_stride, std::int64_t keys,
-              const float* weights, const float* from, float* to, std::int64_t stride) {
+V add_vectors(const Row<Codec>& row, const std::byte* codes, std::int64_t code_stride, const std::byte* next,
+              std::int64_t next_stride, std::int64_t keys, const float* weights, const float* from, float* to,
+              std::int64_t stride) {
   const D d;
   V acc[kRows][kCount];
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < kCount; ++i) acc[r][i] = hn::LoadU(d, from + r * stride + i * kVector);
   }
-  for (std::int64_t j = 0; j < keys; ++j, codes += code_stride, ++weights) {
+  for (std::int64_t j = 0; j < keys; ++j, codes += code_stride, next += next_stride, ++weights) {
+    __builtin_prefetch(next);
     for (int b = 0; b < kCount / kShare; ++b) {
       V element[kShare];
       for (int i = 0; i < kShare; ++i) element[i] = row(codes, b * kShare + i);
@@ -117,11 +120,17 @@ bool add_rows(const WordRows& v, std::int64_t keys, const float* p, float* weigh
   const std::int64_t vectors = v.words * Codec::kPerWord / n;
   const std::int64_t share = v.block_words * Codec::kPerWord / n;
   V bad = hn::Zero(d);
+  // Passes over the keys fetch rows of K, the later half of them rows of V.
+  const std::int64_t passes = std::max<std::int64_t>(vectors / kVectors, 1), of_k = (passes + 1) / 2;
   const auto add = [&]<int kCount, int kShare>(std::int64_t i) HWY_ATTR {
+    const std::int64_t pass = std::min(i / kVectors, passes - 1);
+    const bool k = pass < of_k;
+    const std::int64_t step = v.next_stride[k ? 0 : 1] / (k ? of_k : passes - of_k);
+    const std::byte* next = v.next[k ? 0 : 1] + (k ? pass : pass - of_k) * keys * step;
     const float* w = weights + i / share * kRows * kKeyTile;
-    bad =
-        hn::Add(bad, add_vectors<Codec, kRows, kCount, kShare>(row, v.codes + i * n * 4 / Codec::kPerWord, v.row_stride,
-                                                               keys, w, from + i * n, to + i * n, stride));
+    const std::byte* codes = v.codes + i * n * 4 / Codec::kPerWord;
+    bad = hn::Add(bad, add_vectors<Codec, kRows, kCount, kShare>(row, codes, v.row_stride, next, step, keys, w,
+                                                                 from + i * n, to + i * n, stride));
   };
   std::int64_t i = 0;
   for (; i + kVectors <= vectors; i += kVectors) {

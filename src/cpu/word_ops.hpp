@@ -24,6 +24,8 @@ struct WordRows {
   const float* factors = nullptr;  // [keys, words / block_words]
   std::int64_t block_words = 0;    // words that share a factor
   const float* table = nullptr;    // [16] element values of table16
+  const std::byte* next[2] = {};   // the next tile's rows of K and V, which add_values() fetches into the cache
+  std::int64_t next_stride[2] = {};
 };
 
 /// True when this machine has vectors for rows of `words` words (a multiple of 8) and whole words share a factor.
