@@ -82,9 +82,17 @@ HWY_INLINE W scale_words(const std::byte* rows, std::int64_t stride, std::int64_
     const W low = hn::LoadU(du, words), high = hn::LoadU(du, words + kKeys);
     return index == 0 ? hn::ConcatEven(du, high, low) : hn::ConcatOdd(du, high, low);
   }
-  HWY_ALIGN std::uint32_t gathered[kVector];
-  for (std::int64_t j = 0; j < kKeys; ++j) std::memcpy(gathered + j, rows + j * stride + 4 * index, 4);
-  return hn::Load(du, gathered);
+  const hn::RebindToSigned<D> di;
+  const auto offsets = hn::Mul(hn::Iota(di, 0), hn::Set(di, static_cast<std::int32_t>(stride)));
+  return hn::GatherOffset(du, words + index, offsets);
+}
+
+/// Rows of one or two bytes that adjoin.
+HWY_INLINE W short_rows(const std::byte* rows, std::int64_t stride) {
+  const hn::Rebind<std::uint8_t, D> bytes;
+  const hn::Rebind<std::uint16_t, D> halves;
+  if (stride == 1) return hn::PromoteTo(DU(), hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(rows)));
+  return hn::PromoteTo(DU(), hn::LoadU(halves, reinterpret_cast<const std::uint16_t*>(rows)));
 }
 
 template <class Factor>
@@ -98,7 +106,8 @@ void columns(const ScaleRows& x, float* factors) {
     const std::byte* rows = x.bytes + j * x.stride;
     std::int64_t stride = x.stride;
     // Whole words of whole vectors are read, which must not reach past the last row.
-    if (x.count - j < kKeys || row_bytes % 4 != 0) {
+    const bool brief = row_bytes <= 2 && stride == row_bytes && x.count - j >= kKeys;
+    if (!brief && (x.count - j < kKeys || row_bytes % 4 != 0)) {
       for (std::int64_t t = 0; t < kKeys; ++t) {
         std::memcpy(copy + t * words * 4, rows + std::min(t, x.count - j - 1) * stride,
                     static_cast<std::size_t>(row_bytes));
@@ -107,7 +116,7 @@ void columns(const ScaleRows& x, float* factors) {
       stride = words * 4;
     }
     for (std::int64_t w = 0; w < words; ++w) {
-      W bits = scale_words(rows, stride, words, w);
+      W bits = brief ? short_rows(rows, stride) : scale_words(rows, stride, words, w);
       const bool usual = Factor::usual(bits);
       const std::int64_t first = w * kPerWord;
       for (std::int64_t b = 0; b < kPerWord && first + b < x.blocks; ++b) {
