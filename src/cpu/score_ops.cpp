@@ -42,6 +42,7 @@ HWY_INLINE std::int64_t words_of_run(const WordRows& k) {
 /// Calls fn(rows of the pass, its first row) for passes of about the same size.
 template <class Fn>
 void for_passes(std::int64_t rows, Fn fn) {
+  if (rows <= kMostRows) return fn(rows, 0);
   const std::int64_t passes = (rows + kMostRows - 1) / kMostRows;
   std::int64_t first = 0;
   for (std::int64_t pass = 0; pass < passes; ++pass) {
@@ -71,7 +72,8 @@ void transpose_rows(const std::byte* rows, std::int64_t stride, std::int64_t wor
   const hn::Repartition<std::uint64_t, DU> pairs;
   constexpr std::size_t kLine = kGroups * kVector;
   const std::byte* fourth[4];  // two of them with vectors of 8
-  for (std::int64_t i = 0; i < 4; ++i) fourth[i] = rows + 4 * i * stride;
+  fourth[0] = rows;
+  for (int i = 1; i < 4; ++i) fourth[i] = fourth[i - 1] + 4 * stride;
   for (std::int64_t w = 0; w < words; w += 4, out += 4 * kLine) {
     const W a = every_fourth(fourth, 0), b = every_fourth(fourth, stride);
     const W c = every_fourth(fourth, 2 * stride), d = every_fourth(fourth, 3 * stride);

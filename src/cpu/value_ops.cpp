@@ -107,12 +107,12 @@ bool add_rows(const WordRows& v, std::int64_t keys, const float* p, float* weigh
               std::int64_t stride) {
   const D d;
   constexpr auto n = static_cast<std::int64_t>(kVector);
-  const std::int64_t blocks = v.words / v.block_words;
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    for (int r = 0; r < kRows; ++r) {
-      float* out = weights + (b * kRows + r) * kKeyTile;
+  float* out = weights;
+  for (std::int64_t first = 0; first < v.words; first += v.block_words) {
+    const float* factors = v.factors + (out - weights) / kRows;
+    for (int r = 0; r < kRows; ++r, out += kKeyTile) {
       for (std::int64_t j = 0; j < kKeyTile; j += n) {
-        hn::StoreU(hn::Mul(hn::LoadU(d, p + r * kKeyTile + j), hn::LoadU(d, v.factors + b * kKeyTile + j)), d, out + j);
+        hn::StoreU(hn::Mul(hn::LoadU(d, p + r * kKeyTile + j), hn::LoadU(d, factors + j)), d, out + j);
       }
     }
   }
@@ -122,35 +122,38 @@ bool add_rows(const WordRows& v, std::int64_t keys, const float* p, float* weigh
   V bad = hn::Zero(d);
   // Passes over the keys fetch rows of K, the later half of them rows of V.
   const std::int64_t passes = std::max<std::int64_t>(vectors / kVectors, 1), of_k = (passes + 1) / 2;
-  const auto add = [&]<int kCount, int kShare>(std::int64_t i) HWY_ATTR {
+  std::int64_t i = 0, in_block = 0;  // divisions would cost as much as a key
+  const float* w = weights;
+  const auto add = [&]<int kCount, int kShare>() HWY_ATTR {
     const std::int64_t pass = std::min(i / kVectors, passes - 1);
     const bool k = pass < of_k;
-    const std::int64_t step = v.next_stride[k ? 0 : 1] / (k ? of_k : passes - of_k);
+    const std::int64_t step = passes <= 2 ? v.next_stride[k ? 0 : 1] : v.next_stride[k ? 0 : 1] / of_k;
     const std::byte* next = v.next[k ? 0 : 1] + (k ? pass : pass - of_k) * keys * step;
-    const float* w = weights + i / share * kRows * kKeyTile;
     const std::byte* codes = v.codes + i * n * 4 / Codec::kPerWord;
     bad = hn::Add(bad, add_vectors<Codec, kRows, kCount, kShare>(row, codes, v.row_stride, next, step, keys, w,
                                                                  from + i * n, to + i * n, stride));
+    i += kCount;
+    for (in_block += kCount; in_block >= share; in_block -= share) w += kRows * kKeyTile;
   };
-  std::int64_t i = 0;
-  for (; i + kVectors <= vectors; i += kVectors) {
-    if (i / share == (i + kVectors - 1) / share) {
-      add.template operator()<kVectors, kVectors>(i);
+  while (i + kVectors <= vectors) {
+    if (in_block + kVectors <= share) {
+      add.template operator()<kVectors, kVectors>();
     } else if (share == 2) {
-      add.template operator()<kVectors, 2>(i);
+      add.template operator()<kVectors, 2>();
     } else if (share == 1) {
-      add.template operator()<kVectors, 1>(i);
+      add.template operator()<kVectors, 1>();
     } else {
       break;
     }
   }
-  for (; i < vectors; ++i) add.template operator()<1, 1>(i);
+  while (i < vectors) add.template operator()<1, 1>();
   return hn::AllTrue(d, hn::Eq(bad, bad));
 }
 
 template <class Codec>
 bool add_all(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, float* weights, const float* from,
              float* to, std::int64_t stride) {
+  if (rows == kMostRows) return add_rows<Codec, kMostRows>(v, keys, p, weights, from, to, stride);
   const std::int64_t passes = (rows + kMostRows - 1) / kMostRows;
   bool finite = true;
   for (std::int64_t pass = 0; pass < passes; ++pass) {
