@@ -49,6 +49,15 @@ void quantise_row(const Recipe& r, std::int64_t d, float* x) {
   std::copy_n(first, d, x);
 }
 
+/// Asks for a row of Q: rows of a KV head are apart in memory, and no prefetcher of the machine follows them.
+void ask_for(const TensorView& q, std::int64_t offset, std::int64_t d) {
+  if (q.stride[3] != 1) return;
+  constexpr std::int64_t kLine = 64;
+  const auto size = static_cast<std::int64_t>(dtype_bytes(q.dtype));
+  const auto* row = static_cast<const std::byte*>(q.data) + offset * size;
+  for (std::int64_t i = 0; i < d * size; i += kLine) __builtin_prefetch(row + i);
+}
+
 }  // namespace
 
 bool prepares_rows(const AttentionProblem& problem) {
@@ -60,13 +69,16 @@ void prepare_rows(const AttentionProblem& problem, const AttentionTensors& tenso
                   std::int64_t row0, std::int64_t count, const QueryBlock& block) {
   const std::int64_t d = problem.head_dim;
   const std::int64_t group = problem.q_heads / problem.kv_heads;
+  constexpr std::int64_t kAhead = 8;
   float only[formats::kMaxHeadDim];
+  const auto head = [&](std::int64_t r) { return g * group + (row0 + r) % group; };
+  const auto offset = [&](std::int64_t r) { return row_offset(tensors.q, tensors, b, (row0 + r) / group, head(r)); };
   for (std::int64_t r = 0; r < count; ++r) {
-    const std::int64_t h = g * group + (row0 + r) % group;
+    if (r + kAhead < count) ask_for(tensors.q, offset(r + kAhead), d);
+    const std::int64_t h = head(r);
     const Means mean = means_of(problem, tensors, b, g, h);
     float* x = block.packed == nullptr ? only : block.packed + r * d;
-    load_row(tensors.q.data, tensors.q.dtype, row_offset(tensors.q, tensors, b, (row0 + r) / group, h),
-             tensors.q.stride[3], d, x);
+    load_row(tensors.q.data, tensors.q.dtype, offset(r), tensors.q.stride[3], d, x);
     const double dot = mean.k == nullptr ? 0.0 : row_dot(x, mean.k, d);
     block.shift[r] = static_cast<float>(static_cast<double>(softmax_scale(problem)) * dot);
     if (block.packed == nullptr) continue;
