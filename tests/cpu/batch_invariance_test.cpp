@@ -73,10 +73,28 @@ TEST_P(BatchInvariance, DenseRowsEqualRaggedOnes) {
   EXPECT_EQ(dense, want);
 }
 
+TEST_P(BatchInvariance, ALongPromptIsCutIntoTasksWithoutATrace) {
+  const Selection one(batch.cache, {0}, batch.rows);  // for the shapes of a problem
+  AttentionProblem p = one.problem(1, 700);
+  p.batch = 1;
+  p.max_q = 600;
+  p.total_q = 0;
+  Answer want;
+  for (const int threads : {1, 2, 3, 8}) {
+    p.threads = threads;
+    const Filled f(p, 4);
+    Answer a;
+    ASSERT_TRUE(attend_cpu(f.problem, f.tensors, a.out, a.lse).ok());
+    if (threads == 1) want = a;
+    EXPECT_EQ(a, want) << threads << " threads";
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Recipes, BatchInvariance,
                          ::testing::Values("bf16", "fp8", "int8", "mxfp4,centre=none", "nvfp4", "mpfa", "mpfa_static",
                                            "k=int8,v=int4_asym,p=e4m3x256,order=reverse,sink=3,recent=9",
-                                           "k=nvfp4,v=nvfp4@keys,p=nvfp4_underflow,sink=4,recent=page"),
+                                           "k=nvfp4,v=nvfp4@keys,p=nvfp4_underflow,sink=4,recent=page",
+                                           "mxfp4,centre=none,v_mean=page"),
                          [](const auto& test) { return std::to_string(test.index); });
 
 }  // namespace
