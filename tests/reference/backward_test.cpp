@@ -106,6 +106,29 @@ TEST(Backward, MatchesDifferencesWithSoftcapAlibiSinksAndMask) {
   expect_matches_differences(c);
 }
 
+TEST(Backward, InputsOfThreeTimesTheSizeStayFiniteInBothPrecisions) {
+  for (const std::int64_t n : {1, 150}) {
+    for (const std::int64_t d : {16, 128}) {
+      Call c({1, n, 2, d}, {1, n, 1, d}, d);
+      c.problem.causal = true;
+      for (Tensor* x : {&c.q, &c.k, &c.v}) {
+        for (float& value : x->data) value *= 3.0F;
+      }
+      const reference::Gradients exact = c.gradients(), single = c.gradients(reference::Precision::f32);
+      for (const auto& [got, want] :
+           {std::pair{&single.dq, &exact.dq}, {&single.dk, &exact.dk}, {&single.dv, &exact.dv}}) {
+        for (const double g : *got) ASSERT_TRUE(std::isfinite(g));
+        double size = 1.0;
+        for (const double g : *want) size = std::max(size, std::abs(g));
+        EXPECT_LE(max_difference(*got, *want), 1e-4 * size) << n << " x " << d;
+      }
+      // Of one key the softmax is 1: no gradient of its logit.
+      if (n > 1) continue;
+      EXPECT_LE(max_difference(exact.dq, Doubles(exact.dq.size(), 0.0)), 1e-9);
+    }
+  }
+}
+
 TEST(Backward, SinkGradientIsMinusItsWeightTimesDelta) {
   std::vector<float> sinks{0.5F, -1.0F};
   Call c({2, 3, 2, 4}, {2, 5, 1, 4}, 4);
