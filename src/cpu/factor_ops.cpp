@@ -95,12 +95,30 @@ HWY_INLINE W short_rows(const std::byte* rows, std::int64_t stride) {
   return hn::PromoteTo(DU(), hn::LoadU(halves, reinterpret_cast<const std::uint16_t*>(rows)));
 }
 
+/// Factors of up to kCount blocks of a word to columns of `out`.
+template <class Factor, bool kUsual>
+HWY_INLINE void decode_word(W bits, std::int64_t blocks, float* out) {
+  constexpr int kCount = 4 / Factor::kBytes;
+  const auto put = [&](int b) HWY_ATTR {
+    if constexpr (kUsual) {
+      hn::StoreU(Factor::decode_usual(bits), D(), out + b * kKeyTile);
+    } else {
+      hn::StoreU(Factor::decode(bits), D(), out + b * kKeyTile);
+    }
+    if constexpr (Factor::kBytes < 4) bits = hn::ShiftRight<8 * Factor::kBytes % 32>(bits);
+  };
+  if (blocks >= kCount) {
+    for (int b = 0; b < kCount; ++b) put(b);  // a constant count, which compilers unroll
+  } else {
+    for (int b = 0; b < blocks; ++b) put(b);
+  }
+}
+
 template <class Factor>
 void columns(const ScaleRows& x, float* factors) {
   constexpr std::int64_t kPerWord = 4 / Factor::kBytes;
   const std::int64_t row_bytes = x.blocks * Factor::kBytes;
   const std::int64_t words = (row_bytes + 3) / 4;
-  const bool plain = x.multiplier == 1.0F && x.divisor == 1.0F;
   HWY_ALIGN std::byte copy[kVector * kMostRowBytes];
   for (std::int64_t j = 0; j < x.count; j += kKeys) {
     const std::byte* rows = x.bytes + j * x.stride;
@@ -117,16 +135,18 @@ void columns(const ScaleRows& x, float* factors) {
     }
     for (std::int64_t w = 0; w < words; ++w) {
       W bits = brief ? short_rows(rows, stride) : scale_words(rows, stride, words, w);
-      const bool usual = Factor::usual(bits);
-      const std::int64_t first = w * kPerWord;
-      for (std::int64_t b = 0; b < kPerWord && first + b < x.blocks; ++b) {
-        V factor = usual ? Factor::decode_usual(bits) : Factor::decode(bits);
-        if (!plain) factor = hn::Div(hn::Mul(factor, hn::Set(D(), x.multiplier)), hn::Set(D(), x.divisor));
-        hn::StoreU(factor, D(), factors + (first + b) * kKeyTile + j);
-        if constexpr (Factor::kBytes == 1) bits = hn::ShiftRight<8>(bits);
-        if constexpr (Factor::kBytes == 2) bits = hn::ShiftRight<16>(bits);
+      float* out = factors + w * kPerWord * kKeyTile + j;
+      if (Factor::usual(bits)) {
+        decode_word<Factor, true>(bits, x.blocks - w * kPerWord, out);
+      } else {
+        decode_word<Factor, false>(bits, x.blocks - w * kPerWord, out);
       }
     }
+  }
+  if (x.multiplier == 1.0F && x.divisor == 1.0F) return;
+  for (std::int64_t i = 0; i < x.blocks * kKeyTile; i += kKeys) {
+    const V factor = hn::Mul(hn::LoadU(D(), factors + i), hn::Set(D(), x.multiplier));
+    hn::StoreU(hn::Div(factor, hn::Set(D(), x.divisor)), D(), factors + i);
   }
 }
 
