@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/panel_ops.hpp"
 #include "cpu/tile_ops.hpp"
 #include "cpu/word_ops.hpp"
 
@@ -65,16 +66,9 @@ HWY_INLINE void RoundTrip(float* x, std::int64_t n, hn::Vec<D> factor, float sma
   }
 }
 
-bool AllFinite(const float* x, std::int64_t n) {
-  const D d;
-  auto sum = hn::Zero(d);  // 0 * NaN and 0 * Inf are NaN, and stay one
-  for (std::int64_t i = 0; i < n; i += hn::Lanes(d)) sum = hn::MulAdd(hn::LoadU(d, x + i), hn::Zero(d), sum);
-  return hn::AllTrue(d, hn::Eq(sum, hn::Zero(d)));
-}
-
 bool RowToNvfp4(float* x, std::int64_t n) {
   const D d;
-  if (n % 16 != 0 || !AllFinite(x, n)) return false;
+  if (n % 16 != 0 || !panel_finite(x, n)) return false;
   for (std::int64_t c = 0; c < n; c += 16) {
     const auto wanted = hn::Min(hn::Div(LargestOf(x + c, 16), hn::Set(d, 6.0F)), hn::Set(d, 448.0F));
     const auto scale = NearestIn<20>(wanted, hn::Max(Binade(wanted), hn::Set(d, 0x1p-6F)));
@@ -85,7 +79,7 @@ bool RowToNvfp4(float* x, std::int64_t n) {
 
 bool RowToFp8(float* x, std::int64_t n) {
   const D d;
-  if (n % 16 != 0 || !AllFinite(x, n)) return false;
+  if (n % 16 != 0 || !panel_finite(x, n)) return false;
   const auto largest = LargestOf(x, n);
   const auto scale = hn::Max(hn::Div(largest, hn::Set(d, 448.0F)), hn::Set(d, 0x1p-126F));
   // A row whose largest element rounds to 0 has no scale.
