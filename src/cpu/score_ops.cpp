@@ -28,6 +28,7 @@ constexpr int kMostRows = 4;
 constexpr std::int64_t kMostWords = 256;  // of a row: the transposed words of a step are kept on the stack
 
 #include "cpu/word_codecs-inl.hpp"
+#include "cpu/word_special-inl.hpp"
 
 using D = hn::CappedTag<float, kVector>;
 using DU = hn::RebindToUnsigned<D>;
@@ -179,6 +180,9 @@ void score_floats(const WordRows& k, std::int64_t keys, std::int64_t rows, const
 
 template <class Codec>
 void score_all(const WordRows& k, std::int64_t keys, std::int64_t rows, const PackedQueries& q, float* s) {
+  if constexpr (MayBeFinite<Codec>) {
+    if (!has_special<Codec>(k, keys)) return score_all<typename Codec::Finite>(k, keys, rows, q, s);
+  }
   constexpr auto kStep = static_cast<std::int64_t>(kGroups * kVector);
   HWY_ALIGN std::uint32_t words[kMostWords * kGroups * kVector];
   for (std::int64_t j = 0; j < keys; j += kStep) {

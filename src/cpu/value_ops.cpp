@@ -18,10 +18,11 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #if MPFA_HAVE_WORDS
 constexpr std::size_t kVector = hn::MaxLanes(hn::CappedTag<float, 16>());
-constexpr int kVectors = kVector == 16 ? 4 : 2;  // of a row at a time: with kMostRows rows they fill the register file
-constexpr int kMostRows = 4;
+constexpr int kAccumulators = kVector == 16 ? 16 : 8;  // of a pass over the keys, as many as the register file takes
+constexpr int kMostRows = 4;                           // of a pass, or twice as many
 
 #include "cpu/word_codecs-inl.hpp"
+#include "cpu/word_special-inl.hpp"
 
 using D = hn::CappedTag<float, kVector>;
 using DU = hn::RebindToUnsigned<D>;
@@ -105,6 +106,8 @@ V add_vectors(const Row<Codec>& row, const std::byte* codes, std::int64_t code_s
 template <class Codec, int kRows>
 bool add_rows(const WordRows& v, std::int64_t keys, const float* p, float* weights, const float* from, float* to,
               std::int64_t stride) {
+  // 16 accumulators fit the register file.
+  constexpr int kVectors = kAccumulators / std::max(kRows, kMostRows);
   const D d;
   constexpr auto n = static_cast<std::int64_t>(kVector);
   float* out = weights;
@@ -139,7 +142,7 @@ bool add_rows(const WordRows& v, std::int64_t keys, const float* p, float* weigh
     if (in_block + kVectors <= share) {
       add.template operator()<kVectors, kVectors>();
     } else if (share == 2) {
-      add.template operator()<kVectors, 2>();
+      add.template operator() < kVectors, kVectors<2 ? 1 : 2>();
     } else if (share == 1) {
       add.template operator()<kVectors, 1>();
     } else {
@@ -153,7 +156,13 @@ bool add_rows(const WordRows& v, std::int64_t keys, const float* p, float* weigh
 template <class Codec>
 bool add_all(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, float* weights, const float* from,
              float* to, std::int64_t stride) {
+  if constexpr (MayBeFinite<Codec>) {
+    if (!has_special<Codec>(v, keys)) {
+      return add_all<typename Codec::Finite>(v, keys, rows, p, weights, from, to, stride);
+    }
+  }
   if (rows == kMostRows) return add_rows<Codec, kMostRows>(v, keys, p, weights, from, to, stride);
+  if (rows == 2 * kMostRows) return add_rows<Codec, 2 * kMostRows>(v, keys, p, weights, from, to, stride);
   const std::int64_t passes = (rows + kMostRows - 1) / kMostRows;
   bool finite = true;
   for (std::int64_t pass = 0; pass < passes; ++pass) {

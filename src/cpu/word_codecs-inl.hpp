@@ -45,11 +45,15 @@ class Int8 {
   }
 };
 
-/// Sign, exponent with kBias, kMan mantissa bits, kBits in all; magnitudes from kSpecial on are Inf or NaN.
-template <std::size_t kLanes, int kBits, int kMan, int kBias, std::uint32_t kSpecial>
+/// Sign, exponent with kBias, kMan mantissa bits, kBits in all; magnitudes from kSpecial on are Inf or NaN. kFinite:
+/// the codes hold none of these.
+template <std::size_t kLanes, int kBits, int kMan, int kBias, std::uint32_t kSpecial, bool kFinite = false>
 class MiniFloat {
  public:
   static constexpr int kPerWord = 32 / kBits;
+  static constexpr std::uint32_t kFirstSpecial = kSpecial;
+  static constexpr bool kMayBeFinite = !kFinite && kBits == 8;
+  using Finite = MiniFloat<kLanes, kBits, kMan, kBias, kSpecial, true>;
   using D = hn::CappedTag<float, kLanes>;
   using V = hn::Vec<D>;
   using W = hn::Vec<hn::RebindToUnsigned<D>>;
@@ -58,13 +62,21 @@ class MiniFloat {
   HWY_INLINE V first(W words) const {
     const D d;
     const hn::RebindToUnsigned<D> du;
-    const auto sign = hn::And(hn::ShiftLeft<32 - kBits>(words), hn::Set(du, 0x80000000U));
-    const auto magnitude = hn::And(words, hn::Set(du, (1U << (kBits - 1)) - 1U));
-    // The exponent field moves as it is and a product mends the bias: exact, subnormals included.
-    const auto value = hn::Mul(hn::BitCast(d, hn::ShiftLeft<23 - kMan>(magnitude)), hn::Set(d, kLift));
-    const auto special = hn::BitCast(d, hn::Or(hn::ShiftLeft<23 - kMan>(magnitude), hn::Set(du, 0x7F800000U)));
-    const auto is_special = hn::Gt(magnitude, hn::Set(du, kSpecial - 1U));
-    return hn::Or(hn::IfThenElse(hn::RebindMask(d, is_special), special, value), hn::BitCast(d, sign));
+    const hn::RebindToSigned<D> di;
+    if constexpr (kFinite) {
+      // The sign stays on top while the rest moves to where a float has it; the mask drops copies of the sign.
+      const auto moved = hn::ShiftRight<9 - kBits + kMan>(hn::BitCast(di, hn::ShiftLeft<32 - kBits>(words)));
+      constexpr std::uint32_t kKeep = 0x80000000U | ((1U << (kBits - 1)) - 1U) << (23 - kMan);
+      return hn::Mul(hn::BitCast(d, hn::And(moved, hn::Set(di, static_cast<std::int32_t>(kKeep)))), hn::Set(d, kLift));
+    } else {
+      const auto sign = hn::And(hn::ShiftLeft<32 - kBits>(words), hn::Set(du, 0x80000000U));
+      const auto magnitude = hn::And(words, hn::Set(du, (1U << (kBits - 1)) - 1U));
+      // The exponent field moves as it is and a product mends the bias: exact, subnormals included.
+      const auto value = hn::Mul(hn::BitCast(d, hn::ShiftLeft<23 - kMan>(magnitude)), hn::Set(d, kLift));
+      const auto special = hn::BitCast(d, hn::Or(hn::ShiftLeft<23 - kMan>(magnitude), hn::Set(du, 0x7F800000U)));
+      const auto is_special = hn::Gt(magnitude, hn::Set(du, kSpecial - 1U));
+      return hn::Or(hn::IfThenElse(hn::RebindMask(d, is_special), special, value), hn::BitCast(d, sign));
+    }
   }
 
  private:
@@ -76,6 +88,12 @@ template <std::size_t kLanes>
 using E5m2 = MiniFloat<kLanes, 8, 2, 15, 0x7C>;
 template <std::size_t kLanes>
 using F16 = MiniFloat<kLanes, 16, 10, 15, 0x7C00>;
+
+/// Codecs of bytes that are cheaper for rows without special codes.
+template <class Codec>
+concept MayBeFinite = requires {
+  requires Codec::kMayBeFinite;
+};
 
 template <std::size_t kLanes>
 class Bf16 {

@@ -131,7 +131,7 @@ TEST(PackedOps, ScoresEqualTheProductsOfTheDequantisedRows) {
   for_all_rows([](const Rows& x, const std::string& what) {
     const WordRows rows = x.view(x.columns);
     if (!score_ops_take(rows.words)) return;
-    for (const std::int64_t count : {1, 2, 3, 4, 7}) {
+    for (const std::int64_t count : {1, 2, 3, 4, 7, 8}) {
       const std::vector<float> q = gaussian(count * x.d, 9);
       std::vector<float> memory(packed_floats(count, x.d)), s(count * kKeyTile, -1.0F);
       PackedQueries packed = pack_queries(rows, count, q.data(), memory.data());
@@ -198,10 +198,10 @@ TEST(PackedOps, SumsEqualTheSumsOfTheDequantisedRows) {
   for_all_rows([](const Rows& x, const std::string& what) {
     const WordRows rows = x.view(x.columns);
     if (!value_ops_take(x.d, x.words.block)) return;
-    for (const std::int64_t count : {1, 2, 3, 4, 7}) {
+    for (const std::int64_t count : {1, 2, 3, 4, 7, 8}) {
       const std::vector<float> p = gaussian(count * kKeyTile, 9);
       const std::vector<float> from = gaussian(count * x.d, 10);
-      std::vector<float> weights(4 * kKeyTile * x.d / 16), to(count * x.d);
+      std::vector<float> weights(8 * kKeyTile * x.d / 16), to(count * x.d);
       ASSERT_TRUE(add_values(rows, x.keys, count, p.data(), weights.data(), from.data(), to.data(), x.d)) << what;
       double error = 0, norm = 0;
       for (std::int64_t r = 0; r < count; ++r) {
@@ -221,11 +221,27 @@ TEST(PackedOps, SumsEqualTheSumsOfTheDequantisedRows) {
   });
 }
 
+TEST(PackedOps, CodesThatAreNotFiniteReachTheirOwnKeyOnly) {
+  for (const char* name : {"fp8_e4m3", "fp8_e5m2", "mxfp8_e5m2"}) {
+    for (const int code : {0x7F, 0xFF}) {
+      Rows x(name, 64, 20);
+      x.data[7 * x.geometry.data_row_bytes + 63] = static_cast<std::byte>(code);
+      const WordRows rows = x.view(x.columns);
+      if (!score_ops_take(rows.words)) GTEST_SKIP() << "no vectors of 8 floats";
+      const std::vector<float> q = gaussian(64, 9), p(kKeyTile, 0.0F), from(64, 1.0F);
+      std::vector<float> memory(packed_floats(1, 64)), s(kKeyTile), weights(4 * kKeyTile), to(64);
+      score_keys(rows, 20, 1, pack_queries(rows, 1, q.data(), memory.data()), s.data());
+      for (std::int64_t j = 0; j < 20; ++j) EXPECT_EQ(std::isnan(s[j]), j == 7) << name << " key " << j;
+      EXPECT_FALSE(add_values(rows, 20, 1, p.data(), weights.data(), from.data(), to.data(), 64)) << name;
+    }
+  }
+}
+
 TEST(PackedOps, SumsThatAreNotFiniteAreReported) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     for_all_rows([bad](const Rows& x, const std::string& what) {
       if (!value_ops_take(x.d, x.words.block)) return;
-      std::vector<float> columns = x.columns, weights(4 * kKeyTile * x.d / 16), to(x.d);
+      std::vector<float> columns = x.columns, weights(8 * kKeyTile * x.d / 16), to(x.d);
       columns[(x.d / x.words.block - 1) * kKeyTile + x.keys - 1] = bad;
       const std::vector<float> p(kKeyTile, 0.0F), from(x.d, 1.0F);
       EXPECT_FALSE(add_values(x.view(columns), x.keys, 1, p.data(), weights.data(), from.data(), to.data(), x.d))
