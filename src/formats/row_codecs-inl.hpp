@@ -118,8 +118,9 @@ HWY_INLINE void store_codes(VU codes, std::byte* to) {
     const hn::Rebind<std::uint16_t, DU> narrow;
     hn::StoreU(hn::TruncateTo(narrow, codes), narrow, reinterpret_cast<std::uint16_t*>(to));
   } else if constexpr (kBits == 8) {
+    // Not TruncateTo: to bytes it keeps every fourth lane only on AVX3_DL in Highway 1.0.3.
     const hn::Rebind<std::uint8_t, DU> narrow;
-    hn::StoreU(hn::TruncateTo(narrow, codes), narrow, reinterpret_cast<std::uint8_t*>(to));
+    hn::StoreU(hn::DemoteTo(narrow, hn::BitCast(DI(), codes)), narrow, reinterpret_cast<std::uint8_t*>(to));
   } else {
     const hn::Repartition<std::uint64_t, DU> pairs;
     const hn::Rebind<std::uint8_t, decltype(pairs)> narrow;

@@ -129,7 +129,7 @@ TEST_P(FullHeap, EditsAreAllOrNothing) {
     std::vector<std::byte> blob;
     return cache.save(blob, 0);
   });
-  const Recipe& r = make().config().recipe;
+  const Recipe r = recipe(GetParam());
   if (keeps_wide_tokens(r) || r.centre == Centre::mean) return;
   std::vector<std::int64_t> slots(40);
   for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = 5 * kPage + static_cast<std::int64_t>(i);
