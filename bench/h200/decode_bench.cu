@@ -1,0 +1,111 @@
+// Decode on an H200: median over CUDA-graph replays with the second-level cache flushed before each, JSON rows on
+// standard output. Arguments: none for the table, or "format batch kv" rows, e.g. mxfp4 32 32768.
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "tests/cuda/support/fp4_case.cuh"
+
+namespace {
+
+using mpfa::sm90::Fp4Scale;
+using mpfa::test::Device;
+using mpfa::test::Fp4Case;
+using mpfa::test::Fp4Shape;
+using mpfa::test::require;
+
+constexpr double kReadBandwidth = 4.54e12;  // measured on an H200, bytes/s
+constexpr int kRuns = 15;
+
+__global__ void touch(std::uint32_t* p, std::size_t n) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n; i += std::size_t{gridDim.x} * blockDim.x) {
+    p[i] += 1;
+  }
+}
+
+struct Times {
+  float median, min, max;  // us
+};
+
+Times measure(const Fp4Case& c) {
+  static Device<std::uint32_t> flush(64 << 20);  // 256 MB, four times the cache
+  cudaStream_t stream;
+  require(cudaStreamCreate(&stream), "stream");
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  c.run(stream, 1);
+  require(cudaStreamEndCapture(stream, &graph), "capture");
+  require(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+  cudaEvent_t begin, end;
+  require(cudaEventCreate(&begin), "event");
+  require(cudaEventCreate(&end), "event");
+  std::vector<float> us;
+  for (int i = 0; i < kRuns + 3; ++i) {
+    touch<<<1024, 256, 0, stream>>>(flush.get(), flush.bytes() / 4);
+    require(cudaEventRecord(begin, stream), "event");
+    require(cudaGraphLaunch(exec, stream), "launch");
+    require(cudaEventRecord(end, stream), "event");
+    require(cudaEventSynchronize(end), "run");
+    float ms = 0;
+    require(cudaEventElapsedTime(&ms, begin, end), "event");
+    if (i >= 3) us.push_back(ms * 1000);
+  }
+  std::sort(us.begin(), us.end());
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaStreamDestroy(stream);
+  return {us[us.size() / 2], us.front(), us.back()};
+}
+
+/// Best published or measured 16-bit times of the same shape on this card type, us; 0: not measured.
+struct Peers {
+  int batch, kv;
+  float fa3_bf16, fa3_fp8, flashinfer_bf16, flashinfer_nvfp4;
+};
+constexpr Peers kPeers[] = {
+    {1, 4096, 22.3F, 21.4F, 20.2F, 24.2F},   {1, 16384, 34.3F, 29.1F, 0, 0},        {1, 32768, 50.0F, 37.7F, 51.8F, 58.6F},
+    {1, 131072, 142, 96.9F, 140, 182},       {8, 4096, 0, 0, 52.0F, 59.2F},         {8, 16384, 140, 93.4F, 0, 0},
+    {8, 32768, 263, 171, 257, 342},          {8, 131072, 989, 640, 963, 1314},      {32, 4096, 0, 0, 154, 181},
+    {32, 16384, 505, 323, 489, 659},         {32, 32768, 986, 628, 957, 1303},      {64, 32768, 1959, 1272, 0, 0},
+};
+
+void row(const char* format, int batch, int kv, int q_heads, int sq) {
+  Fp4Shape s;
+  s.scale = std::strcmp(format, "nvfp4") == 0 ? Fp4Scale::e4m3_16 : Fp4Scale::e8m0_32;
+  s.batch = batch, s.lengths.assign(batch, kv), s.q_heads = q_heads, s.sq = sq, s.causal = sq > 1;
+  const Fp4Case c(s);
+  const Times t = measure(c);
+  const double rate = c.cache_bytes() / t.median * 1e6;
+  std::printf("{\"b\": %d, \"kv\": %d, \"q\": %d, \"hq\": %d, \"hkv\": %d, \"d\": %d, \"page\": %d, \"k_format\": \"%s\", \"v_format\": \"%s\", "
+              "\"median_us\": %.1f, \"min_us\": %.1f, \"max_us\": %.1f, \"tb_per_s\": %.2f, \"share_of_read_bandwidth\": %.3f",
+              batch, kv, sq, q_heads, s.kv_heads, s.head_dim, s.page_size, format, format, t.median, t.min, t.max, rate / 1e12,
+              rate / kReadBandwidth);
+  for (const Peers& p : kPeers) {
+    if (p.batch != batch || p.kv != kv || sq != 1 || q_heads != 32) continue;
+    std::printf(", \"peers\": {\"fa3_bf16\": %g, \"fa3_fp8\": %g, \"flashinfer_bf16\": %g, \"flashinfer_nvfp4\": %g}", p.fa3_bf16,
+                p.fa3_fp8, p.flashinfer_bf16, p.flashinfer_nvfp4);
+  }
+  std::printf("}\n");
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 3) {
+    for (int i = 1; i + 2 < argc; i += 3) row(argv[i], std::atoi(argv[i + 1]), std::atoi(argv[i + 2]), 32, 1);
+    return 0;
+  }
+  for (const char* format : {"mxfp4", "nvfp4"}) {
+    for (const auto& [b, kv] : {std::pair{1, 4096}, {1, 16384}, {1, 32768}, {1, 131072}, {8, 4096}, {8, 16384}, {8, 32768}, {8, 131072}, {32, 4096}, {32, 16384}, {32, 32768}, {64, 32768}}) {
+      row(format, b, kv, 32, 1);
+    }
+    for (const int sq : {1, 2, 4}) row(format, 32, 16384, 32, sq);
+    row(format, 32, 16384, 64, 1);
+    row(format, 32, 16384, 64, 2);
+  }
+  return 0;
+}

@@ -1,0 +1,149 @@
+// Attention of few query rows over a paged FP4 cache (mxfp4 or nvfp4, K and V alike).
+//
+// Every warp works alone on tiles of 32 keys: codes come through a ring of asynchronous copies, are expanded to f16 in
+// registers and go straight into MMAs. The warps of a block share a range of keys of one KV head and merge at its end,
+// while the copies of the next range are on their way; ranges of the same rows are merged by the block that finishes
+// last.
+#pragma once
+
+#include "cuda/sm90/decode/fp4/merge.cuh"
+#include "cuda/sm90/decode/fp4/scales.cuh"
+#include "cuda/sm90/decode/fp4/schedule.cuh"
+#include "cuda/sm90/decode/fp4/softmax.cuh"
+#include "cuda/sm90/decode/fp4/tile.cuh"
+
+namespace mpfa::sm90 {
+
+/// A warp's way through its tiles of a piece: tile i is computed while the codes of i + 1 and i + 2 are copied; the
+/// scales of i + 1 and the page id of i + 3 are loads in flight.
+template <class Config>
+class Walk {
+ public:
+  /// Starts the first copies.
+  __device__ __forceinline__ Walk(const DecodeParams& p, const Work& work, std::uint32_t memory)
+      : p_(&p), pages_(p, work.piece.b, work.piece.head, work.sequence.length) {
+    const int warp = threadIdx.x / 32;
+    const Sequence& s = work.sequence;
+    base_ = s.begin / kTileKeys + work.piece.first_tile + warp;
+    // Tiles that pad an output to a multiple of a fixed split do not exist.
+    const std::int32_t tiles =
+        work.more != 0 && s.end > s.begin ? min(work.piece.tiles, s.tiles - work.piece.first_tile) : 0;
+    count_ = (tiles - warp + kWarps - 1) / kWarps;
+    Place first{};
+    if (count_ > 0) first = pages_.locate(first_key(0));
+    if (count_ > 1) next_ = pages_.locate(first_key(1));
+    if (count_ > 2) later_ = pages_.locate(first_key(2));
+    if (count_ > 0) {
+      first = checked(first);
+      pages_.copy_codes(memory, first);
+      pages_.load_scales(first, k_row_, v_row_);
+    }
+    ptx::commit_copies();
+    if (count_ > 1) {
+      next_ = checked(next_);
+      pages_.copy_codes(memory + Config::kStageBytes, next_);
+    }
+    ptx::commit_copies();
+  }
+
+  /// Adds all tiles to `state`.
+  __device__ __forceinline__ void run(const Exchange<Config>& exchange, const Work& work, std::uint32_t memory,
+                                      State<Config>& state) {
+    const std::uint32_t key_scales = memory + Config::kWarpBytes - Config::kKScaleBytes - Config::kVScaleBytes;
+    const std::uint32_t value_scales = key_scales + Config::kKScaleBytes;
+    const std::uint32_t queries = ptx::shared_address(exchange.queries);
+    Factors<Config> factors;
+#pragma unroll
+    for (int i = 0; i < Config::kRowTiles * 2; ++i) {
+      factors[i / 2][i % 2] = exchange.factors[i / 2 * 8 + 2 * (threadIdx.x % 4) + i % 2];
+    }
+    // Tiles [full_begin, full_end) of the sequence need no mask.
+    const std::int32_t full_begin = (work.sequence.all_begin + kTileKeys - 1) / kTileKeys;
+    const std::int32_t full_end = max(work.sequence.all_end, 0) / kTileKeys;
+    std::uint32_t codes = memory;
+    for (std::int32_t i = 0; i < count_; ++i) {
+      const std::int32_t tile = base_ + i * kWarps;
+      const bool masked = tile < full_begin || tile >= full_end;
+      if (masked) {
+        // Scales of keys that no row sees may be anything; zero makes the key's part of P V zero.
+        const std::int32_t key = tile * kTileKeys + static_cast<std::int32_t>(threadIdx.x % 32);
+        if (key < work.sequence.begin || key >= work.sequence.end) {
+          k_row_.clear();
+          v_row_.clear();
+        }
+      }
+      prepare_key_scales<Config>(k_row_, key_scales);
+      prepare_value_scales<Config>(v_row_, value_scales, state);
+      ptx::wait_copies<1>();
+      __syncwarp();
+      if (i + 1 < count_) pages_.load_scales(next_, k_row_, v_row_);
+      if (i + 2 < count_) {
+        next_ = checked(later_);
+        pages_.copy_codes(codes == memory ? memory + 2 * Config::kStageBytes : codes - Config::kStageBytes, next_);
+        if (i + 3 < count_) later_ = pages_.locate(first_key(i + 3));
+      }
+      ptx::commit_copies();
+
+      Scores<Config> x;
+      score_tile<Config>(codes, key_scales, queries, x);
+      if constexpr (!Config::kPlain) cap_scores<Config>(*p_, factors, exchange.row_shift, x);
+      if (masked) {
+        mask_scores<Config>(*p_, work.sequence, work.piece.row_block * Config::kRows, tile * kTileKeys, x);
+      }
+      std::uint32_t probabilities[Config::kRowTiles][2][2];
+      add_probabilities<Config>(factors, x, state, probabilities);
+      add_values<Config>(codes + Config::kCodeBytes, value_scales, probabilities, state);
+      codes = codes == memory + 2 * Config::kStageBytes ? memory : codes + Config::kStageBytes;
+      __syncwarp();
+    }
+    ptx::wait_copies<0>();
+  }
+
+  __device__ __forceinline__ bool bad_page() const { return bad_page_; }
+
+ private:
+  __device__ __forceinline__ std::int32_t first_key(std::int32_t i) const { return (base_ + i * kWarps) * kTileKeys; }
+  __device__ __forceinline__ Place checked(Place place) {
+    const bool bad = static_cast<std::uint32_t>(place.page) >= static_cast<std::uint32_t>(p_->num_pages);
+    bad_page_ = bad_page_ || bad;
+    return {bad ? 0 : place.page, place.slot};
+  }
+
+  const DecodeParams* p_;
+  Pages<Config> pages_;
+  std::int32_t base_, count_;
+  Place next_{}, later_{};
+  ScaleRow<Config> k_row_, v_row_;
+  bool bad_page_ = false;
+};
+
+template <class Config>
+__global__ void __launch_bounds__(kThreads, Config::kBlocksPerSm) decode_fp4(const __grid_constant__ DecodeParams p) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const Exchange<Config> exchange(shared);
+  const std::uint32_t memory = ptx::shared_address(shared) + (threadIdx.x / 32) * Config::kWarpBytes;
+  choose_work(p, exchange, 0, true, 0);
+  Walk<Config> walk(p, exchange.work[0], memory);
+  cudaGridDependencySynchronize();  // counters are zero from here on
+  for (int slot = 0; exchange.work[slot].more != 0; slot ^= 1) {
+    const Work& work = exchange.work[slot];
+    const int warp = threadIdx.x / 32;
+    if (warp < Config::kRowTiles) {
+      load_queries<Config>(p, work.sequence, work.piece, warp, exchange.queries, exchange.factors);
+    }
+    load_shifts<Config>(p, work.sequence, work.piece, exchange);
+    __syncthreads();
+    std::int32_t taken = 0;
+    if (threadIdx.x == 0 && work.ends_chunk != 0) taken = atomicAdd(p.counters, 1);
+    State<Config> state;
+    clear_state<Config>(state);
+    walk.run(exchange, work, memory, state);
+    const bool bad_page = walk.bad_page();
+    choose_work(p, exchange, slot ^ 1, false, taken);
+    walk = Walk<Config>(p, exchange.work[slot ^ 1], memory);
+    finish_piece<Config>(p, work.sequence, work.piece, exchange, state, bad_page);
+  }
+  ptx::wait_copies<0>();
+}
+
+}  // namespace mpfa::sm90

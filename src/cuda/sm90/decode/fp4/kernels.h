@@ -1,0 +1,19 @@
+// The instantiations of the kernel, one translation unit per head dim and scale type.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm90/decode/fp4/config.h"
+#include "cuda/sm90/decode/fp4/params.h"
+
+namespace mpfa::sm90 {
+
+struct DecodeKernel {
+  const void* function = nullptr;  // takes one DecodeParams
+  std::int32_t shared_bytes = 0, blocks_per_multiprocessor = 0;
+};
+
+template <int kHeadDim, Fp4Scale kScale>
+[[nodiscard]] DecodeKernel decode_kernel(std::int32_t row_tiles, bool plain);
+
+}  // namespace mpfa::sm90

@@ -1,0 +1,41 @@
+// Host side of the FP4 decode kernel: schedule and workspace from the capacity, and the launch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/sm90/decode/fp4/config.h"
+#include "cuda/sm90/decode/fp4/params.h"
+
+namespace mpfa::sm90 {
+
+/// What the schedule depends on.
+struct DecodeShape {
+  std::int32_t head_dim = 0;
+  Fp4Scale scale = Fp4Scale::e8m0_32;
+  std::int32_t batch = 0, kv_heads = 0, group = 0, max_q = 0, max_kv = 0;
+  std::int32_t fixed_split_keys = 0;  // > 0: rows do not depend on their batch mates; a multiple of kTileKeys
+};
+
+struct DecodeLaunch {
+  std::int32_t row_tiles = 0, row_blocks = 0, blocks = 0, least_chunk = 0, fixed_split = 0;
+  std::size_t counters = 0, states = 0, outs = 0;  // offsets in the workspace
+  std::size_t workspace_bytes = 0;
+};
+
+/// Whether there is a kernel for this head dim.
+[[nodiscard]] bool has_decode_kernel(std::int32_t head_dim);
+
+/// Fixes grid and workspace for any lengths up to max_kv on a device with `multiprocessors`.
+[[nodiscard]] DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors);
+
+/// Enqueues the kernel (and the clearing of its counters) on `stream`. Fills the fields of `params` that come from the
+/// plan and the workspace.
+[[nodiscard]] cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, DecodeParams params,
+                                        void* workspace, cudaStream_t stream);
+
+[[nodiscard]] Divisor make_divisor(std::uint32_t d);
+
+}  // namespace mpfa::sm90

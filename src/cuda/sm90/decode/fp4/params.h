@@ -1,0 +1,56 @@
+// What the FP4 decode kernel is given: one struct, pointers to device memory. Strides of q and out are in elements,
+// those of pages in bytes. Shared by the launch code and the kernel, so plain data only.
+#pragma once
+
+#include <cstdint>
+
+#include "mpfa/cache_view.hpp"
+
+namespace mpfa::sm90 {
+
+/// Unsigned division by a constant of the launch: n / d for n < 2^31.
+struct Divisor {
+  std::uint32_t d = 1, multiplier = 0, shift = 0;  // shift 32 and more: d is 1
+};
+
+struct DecodePages {
+  const std::uint8_t* data;    // [num_pages, kv_heads, page_size, head_dim / 2]
+  const std::uint8_t* scales;  // [num_pages, kv_heads, page_size, head_dim / block]
+  const float* global;         // [kv_heads] or null
+  std::int64_t data_head, scale_head;
+  std::int32_t data_page, data_row, scale_page, scale_row;
+};
+
+struct DecodeParams {
+  const void* q;                         // [batch, sq, q_heads, d] or ragged [total_q, q_heads, d]
+  std::int64_t q_batch, q_row, q_head;   // strides
+  void* out;                             // as q
+  std::int64_t out_batch, out_row, out_head;
+  float* lse;                            // [batch, q_heads, sq] or [q_heads, total_q]; null: not wanted
+  std::int64_t lse_rows;                 // sq, or total_q when ragged
+  const std::int64_t* cu_seqlens_q;      // [batch + 1]; null: dense
+  const std::int64_t* lengths;           // [batch]
+  const std::int32_t* page_table;        // [batch, page_table_stride]
+  std::int64_t page_table_stride;
+  const SequenceView* sequences;         // [batch], null: no means
+  const float* sinks;                    // [q_heads] or null
+  DecodePages k, v;
+
+  std::int32_t batch, kv_heads, q_heads, group, sq;
+  std::int32_t row_blocks;  // blocks of 8 * row tiles query rows of one KV head
+  std::int32_t num_pages, page_size, max_kv;
+  std::int32_t window_left, window_right;  // -1: all
+  std::int32_t causal, q_bf16, round_q_bf16, out_type;
+  std::int32_t plain;  // see DecodeConfig::kPlain
+  float scale;               // softmax scale
+  float softcap;
+  Divisor page_div, group_div;  // of page_size and group
+
+  std::int32_t fixed_split;  // tiles of a split; 0: chosen from the lengths, so that every block is busy
+  std::int32_t least_chunk;  // tiles: no row has more than kMaxSplits partial results
+  std::int32_t* counters;    // [1 + batch * kv_heads * row_blocks], zero at the start
+  float* partial_out;        // [max_items, rows, d] not normalised
+  float2* partial_state;     // [max_items, rows] (maximum in the log2 domain, sum)
+};
+
+}  // namespace mpfa::sm90

@@ -1,0 +1,164 @@
+// Which tiles a block works on. The tiles of all (sequence, row block, KV head) lie in one line that is cut into chunks:
+// a long one for every block, and short ones that blocks take when they are done, because multiprocessors differ in
+// speed. A piece is the part of a chunk inside one (sequence, row block, KV head). With a fixed split every output
+// starts at a multiple of the chunk, so that pieces depend on the sequence alone.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/decode/fp4/config.h"
+#include "cuda/sm90/decode/fp4/params.h"
+
+namespace mpfa::sm90 {
+
+inline constexpr int kShortChunk = 48;     // least tiles of a short chunk
+inline constexpr int kShortChunks = 5;     // of one block, on average
+inline constexpr int kMostChunks = 1 + kShortChunks;
+
+__device__ __forceinline__ std::uint32_t divide(std::uint32_t n, const Divisor& d) {
+  return d.shift >= 32 ? n : __umulhi(n, d.multiplier) >> d.shift;
+}
+
+/// Rows and visible keys of one sequence. Keys [begin, end) are seen by some row, [all_begin, all_end) by every row.
+struct Sequence {
+  std::int32_t sq, length, begin, end, all_begin, all_end, tiles;
+  std::int64_t first_row;
+};
+
+__device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, std::int32_t b) {
+  Sequence s;
+  s.sq = p.sq;
+  s.first_row = 0;
+  if (p.cu_seqlens_q != nullptr) {
+    s.first_row = p.cu_seqlens_q[b];
+    s.sq = static_cast<std::int32_t>(min(p.cu_seqlens_q[b + 1] - s.first_row, static_cast<std::int64_t>(p.sq)));
+  }
+  s.length = static_cast<std::int32_t>(max(min(p.lengths[b], static_cast<std::int64_t>(p.max_kv)), std::int64_t{0}));
+  const std::int32_t first = s.length - s.sq, last = s.length - 1;  // positions of the first and last row
+  s.begin = p.window_left >= 0 ? max(first - p.window_left, 0) : 0;
+  s.all_begin = p.window_left >= 0 ? max(last - p.window_left, 0) : 0;
+  s.end = s.length;
+  s.all_end = s.length;
+  if (p.causal) s.all_end = min(s.all_end, first + 1);
+  if (p.window_right >= 0) s.all_end = min(s.all_end, first + p.window_right + 1);
+  s.tiles = s.end > s.begin ? (s.end - 1) / kTileKeys - s.begin / kTileKeys + 1 : 1;
+  if (s.sq <= 0) s.tiles = 0;
+  return s;
+}
+
+struct Piece {
+  std::int32_t b, head, row_block, first_tile, tiles;  // first_tile counts from the tile of the sequence's first key
+  std::int32_t index, count, slot;                     // piece `index` of `count` of this output, result slot
+};
+
+/// Kept in shared memory by the block's first warp.
+class Schedule {
+ public:
+  /// All lanes of one warp.
+  __device__ void start(const DecodeParams& p) {
+    const int lane = threadIdx.x % 32;
+    lines_ = p.kv_heads * p.row_blocks;
+    fixed_ = p.fixed_split;
+    std::int32_t total = 0;
+    for (std::int32_t b = lane; b < p.batch; b += 32) total += length(p, b);
+    total_ = __reduce_add_sync(0xFFFFFFFFU, total);
+    const std::int32_t blocks = gridDim.x;
+    if (fixed_ > 0) {
+      long_ = 0;
+      short_ = fixed_;
+    } else {
+      const std::int32_t share = (total_ + blocks - 1) / blocks;
+      const std::int32_t rounds = min(share / (2 * kShortChunk), kShortChunks);
+      // Half of the work is handed out at once when there is enough of it.
+      long_ = max(rounds > 0 ? share / 2 : share, p.least_chunk);
+      short_ = max(rounds > 0 ? (share - long_ + rounds - 1) / rounds : 1, p.least_chunk);
+    }
+    long_end_ = min(long_ * blocks, total_);
+    chunk_ = blockIdx.x;
+    enter_chunk();
+  }
+
+  [[nodiscard]] __device__ bool done() const { return position_ >= total_; }
+  [[nodiscard]] __device__ bool chunk_done() const { return position_ >= end_; }
+  __device__ void take(std::int32_t chunk) {
+    chunk_ = chunk;
+    enter_chunk();
+  }
+
+  /// The next piece of the chunk; all lanes of one warp.
+  __device__ Piece next(const DecodeParams& p) {
+    const int lane = threadIdx.x % 32;
+    std::int32_t base = 0;
+    Piece piece{};
+    for (std::int32_t b0 = 0;; b0 += 32) {
+      const std::int32_t own = length(p, b0 + lane);
+      std::int32_t sum = own;
+      for (int i = 1; i < 32; i *= 2) {
+        const std::int32_t other = __shfl_up_sync(0xFFFFFFFFU, sum, i);
+        if (lane >= i) sum += other;
+      }
+      const unsigned past = __ballot_sync(0xFFFFFFFFU, base + sum > position_);
+      if (past != 0U) {
+        const int found = __ffs(static_cast<int>(past)) - 1;
+        const std::int32_t start = base + __shfl_sync(0xFFFFFFFFU, sum - own, found);
+        const std::int32_t line = __shfl_sync(0xFFFFFFFFU, own, found) / lines_;
+        piece = describe(p, b0 + found, start, line);
+        break;
+      }
+      base += __shfl_sync(0xFFFFFFFFU, sum, 31);
+    }
+    position_ += piece.tiles;
+    return piece;
+  }
+
+ private:
+  /// Tiles of all outputs of a sequence.
+  __device__ std::int32_t length(const DecodeParams& p, std::int32_t b) const {
+    if (b >= p.batch) return 0;
+    std::int32_t tiles = read_sequence(p, b).tiles;
+    if (fixed_ > 0) tiles = (tiles + fixed_ - 1) / fixed_ * fixed_;
+    return tiles * lines_;
+  }
+  __device__ void enter_chunk() {
+    const auto blocks = static_cast<std::int32_t>(gridDim.x);
+    if (long_ > 0 && chunk_ < blocks) {
+      position_ = chunk_ * long_;
+      end_ = min(position_ + long_, total_);
+    } else {
+      position_ = long_end_ + (chunk_ - (long_ > 0 ? blocks : 0)) * short_;
+      end_ = min(position_ + short_, total_);
+    }
+  }
+  [[nodiscard]] __device__ std::int32_t chunk_of(std::int32_t position) const {
+    if (position < long_end_) return position / long_;
+    return (long_ > 0 ? static_cast<std::int32_t>(gridDim.x) : 0) + (position - long_end_) / short_;
+  }
+
+  __device__ Piece describe(const DecodeParams& p, std::int32_t b, std::int32_t start, std::int32_t line) const {
+    Piece piece;
+    const std::int32_t output = (position_ - start) / line;
+    const std::int32_t line_begin = start + output * line;
+    const std::int32_t first_chunk = chunk_of(line_begin);
+    piece.b = b;
+    piece.head = output % p.kv_heads;
+    piece.row_block = output / p.kv_heads;
+    piece.first_tile = position_ - line_begin;
+    piece.tiles = min(end_, line_begin + line) - position_;
+    piece.index = chunk_ - first_chunk;
+    piece.count = chunk_of(line_begin + line - 1) - first_chunk + 1;
+    piece.slot = chunk_ + b * lines_ + output;
+    return piece;
+  }
+
+  std::int32_t lines_, fixed_, long_, short_, long_end_, total_, chunk_, position_, end_;
+};
+
+/// A piece and its sequence, in shared memory.
+struct Work {
+  Piece piece;
+  Sequence sequence;
+  std::int32_t more;        // 0: nothing is left
+  std::int32_t ends_chunk;  // the block needs another chunk after it
+};
+
+}  // namespace mpfa::sm90

@@ -1,0 +1,217 @@
+// Query rows of a warp and the online softmax over its tiles.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cfloat>
+#include <cstdint>
+
+#include "cuda/sm90/decode/fp4/schedule.cuh"
+#include "cuda/sm90/decode/fp4/tile.cuh"
+
+namespace mpfa::sm90 {
+
+// P is relative to a maximum that is only raised when a score exceeds it by more than this (log2), so that most tiles
+// need no rescaling; P stays an f16 up to 2^4.
+inline constexpr float kLazy = 4.0F;
+inline constexpr float kLog2E = 1.4426950408889634F, kLn2 = 0.6931471805599453F;
+
+/// Row r of a KV head's rows: token r / group, query head head * group + r % group.
+struct RowPlace {
+  std::int32_t token, head;
+};
+__device__ __forceinline__ RowPlace place_row(const DecodeParams& p, std::int32_t kv_head, std::int32_t r) {
+  const auto token = static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(r), p.group_div));
+  return {token, kv_head * p.group + r - token * p.group};
+}
+
+__device__ __forceinline__ std::int64_t q_offset(const DecodeParams& p, const Sequence& s, std::int32_t b, RowPlace r) {
+  const std::int64_t row = p.cu_seqlens_q != nullptr ? (s.first_row + r.token) * p.q_row
+                                                     : b * p.q_batch + r.token * p.q_row;
+  return row + r.head * p.q_head;
+}
+
+/// Dot product of a query row with the sequence's mean key, over the lanes of a warp.
+__device__ __forceinline__ float mean_logit(const DecodeParams& p, const Sequence& s, const Piece& piece, RowPlace r,
+                                            int d) {
+  const float* mean = p.sequences == nullptr ? nullptr : p.sequences[piece.b].k_mean;
+  if (mean == nullptr) return 0.0F;
+  const std::int64_t at = q_offset(p, s, piece.b, r);
+  float sum = 0.0F;
+  // The true q, before any rounding to the recipe's format.
+  for (int c = threadIdx.x % 32; c < d; c += 32) {
+    const float q = p.q_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.q)[at + c])
+                             : __half2float(static_cast<const __half*>(p.q)[at + c]);
+    sum = fmaf(q, mean[piece.head * d + c], sum);
+  }
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, i);
+  return sum * p.scale;
+}
+
+/// Two neighbouring q elements as floats.
+__device__ __forceinline__ float2 unpack_q(std::uint32_t pair, bool bf16) {
+  if (bf16) return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000U)};
+  return __half22float2(*reinterpret_cast<__half2*>(&pair));
+}
+
+/// Row tile n of the piece's block as B operands to shared memory, with the factors of its rows; one warp. A row is
+/// scaled by a power of two so that its largest element is in [2^14, 2^15): f16 then holds every bf16 and f16 element
+/// exactly down to 2^-31 of the largest.
+template <class Config>
+__device__ __forceinline__ void load_queries(const DecodeParams& p, const Sequence& s, const Piece& piece, int n,
+                                             uint4* queries, float* factors) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const std::int32_t all_rows = s.sq * p.group;
+  const std::int32_t r = piece.row_block * Config::kRows + n * 8 + g;
+  const auto* from = static_cast<const std::uint16_t*>(p.q) +
+                     q_offset(p, s, piece.b, place_row(p, piece.head, min(r, all_rows - 1))) + t * 8;
+  std::uint32_t q[Config::kChunks][4];
+  std::uint32_t largest_pair = 0;
+#pragma unroll
+  for (int c = 0; c < Config::kChunks; ++c) {
+    uint4 raw = __ldg(reinterpret_cast<const uint4*>(from + c * 32));
+    if (r >= all_rows) raw = make_uint4(0, 0, 0, 0);
+    q[c][0] = raw.x, q[c][1] = raw.y, q[c][2] = raw.z, q[c][3] = raw.w;
+  }
+#pragma unroll
+  for (int i = 0; i < Config::kChunks * 4; ++i) {
+    std::uint32_t& two = q[i / 4][i % 4];
+    if (p.round_q_bf16) {
+      const float2 v = unpack_q(two, false);
+      const __nv_bfloat162 rounded = __floats2bfloat162_rn(v.x, v.y);
+      two = *reinterpret_cast<const std::uint32_t*>(&rounded);
+    }
+    largest_pair = __vmaxu2(largest_pair, two & 0x7FFF7FFFU);  // magnitudes compare like integers
+  }
+  const bool bf16 = p.q_bf16 || p.round_q_bf16;
+  const float2 pair = unpack_q(largest_pair, bf16);
+  float largest = fmaxf(pair.x, pair.y);
+  largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
+  // Exponent field of the largest element; its inverse stays a normal number.
+  const int field = min(max(static_cast<int>(__float_as_uint(largest) >> 23), 24), 254);
+  const float lift = __uint_as_float(static_cast<std::uint32_t>(min(254 - field + 14, 254)) << 23);
+#pragma unroll
+  for (int c = 0; c < Config::kChunks; ++c) {
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 two = unpack_q(q[c][i], bf16);
+      v[2 * i] = two.x * lift, v[2 * i + 1] = two.y * lift;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q[c][i] = half2_bits(__floats2half2_rn(v[i], v[i + 4]));
+    queries[(n * Config::kChunks + c) * 32 + lane] = make_uint4(q[c][0], q[c][1], q[c][2], q[c][3]);
+  }
+  const float global = p.k.global == nullptr ? 1.0F : p.k.global[piece.head];
+  if (t == 0) factors[n * 8 + g] = p.scale * kLog2E * kCodeUnit * global / lift;
+}
+
+template <class Config>
+__device__ __forceinline__ void clear_state(State<Config>& state) {
+  constexpr int kChunks = Config::kChunks;
+#pragma unroll
+  for (int n = 0; n < Config::kRowTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < kChunks * 8; ++i) state.out[n][i / 8][i / 4 % 2][i % 4] = 0.0F;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      state.max[n][j] = -FLT_MAX;  // no key seen; finite, so that differences are numbers
+      state.sum[n][j] = 0.0F;
+    }
+  }
+  state.exponent = -1000;
+}
+
+/// softcap * tanh(logit / softcap) of true logits: `shift` [rows] is what centring K took out. x stays in units of the
+/// factor.
+template <class Config>
+__device__ __forceinline__ void cap_scores(const DecodeParams& p, const Factors<Config>& factors, const float* shift,
+                                           Scores<Config>& x) {
+  if (p.softcap == 0.0F) return;
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < Config::kRowTiles * 8; ++i) {
+    const int n = i / 8, m = i / 4 % 2, e = i % 4, j = i % 2;
+    const float logit = fmaf(x[n][m][e], factors[n][j] * kLn2, shift[n * 8 + 2 * t + j]);
+    // tanh(y) = 1 - 2 / (exp(2 y) + 1)
+    const float tanh = 1.0F - __fdividef(2.0F, ptx::exp2_fast(logit * (2.0F * kLog2E / p.softcap)) + 1.0F);
+    x[n][m][e] = __fdividef(p.softcap * kLog2E * tanh, factors[n][j]);
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void mask_scores(const DecodeParams& p, const Sequence& s, std::int32_t row0,
+                                            std::int32_t first, Scores<Config>& x) {
+  const std::uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int n = 0; n < Config::kRowTiles; ++n) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const std::uint32_t row = row0 + n * 8 + 2 * t + j;
+      const std::int32_t position = static_cast<std::int32_t>(divide(row, p.group_div)) + s.length - s.sq;
+      std::int32_t begin = 0, end = s.length;
+      if (p.causal) end = min(end, position + 1);
+      if (p.window_right >= 0) end = min(end, position + p.window_right + 1);
+      if (p.window_left >= 0) begin = max(position - p.window_left, 0);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const std::int32_t key = first + i * 8 + static_cast<std::int32_t>(g);
+        if (key < begin || key >= end) x[n][i / 2][i % 2 * 2 + j] = -INFINITY;
+      }
+    }
+  }
+}
+
+/// Raises the maxima to those of the tile and scales sums and outputs to them.
+template <class Config>
+__device__ __forceinline__ void raise_maxima(const Factors<Config>& factors, const Scores<Config>& x,
+                                             State<Config>& state) {
+#pragma unroll
+  for (int n = 0; n < Config::kRowTiles; ++n) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float largest = fmaxf(fmaxf(x[n][0][j], x[n][0][2 + j]), fmaxf(x[n][1][j], x[n][1][2 + j]));
+#pragma unroll
+      for (int i = 4; i < 32; i *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, i));
+      const float raised = fmaxf(state.max[n][j], largest * factors[n][j]);
+      const float keep = ptx::exp2_fast(state.max[n][j] - raised);
+      state.max[n][j] = raised;
+      state.sum[n][j] *= keep;
+#pragma unroll
+      for (int i = 0; i < Config::kChunks * 4; ++i) state.out[n][i / 4][i / 2 % 2][i % 2 * 2 + j] *= keep;
+    }
+  }
+}
+
+/// P of a tile as f16 pairs (columns 2 t, 2 t + 1), and their exact sums.
+template <class Config>
+__device__ __forceinline__ void add_probabilities(const Factors<Config>& factors, const Scores<Config>& x,
+                                                  State<Config>& state,
+                                                  std::uint32_t (&p)[Config::kRowTiles][2][2]) {
+  bool raise = false;
+#pragma unroll
+  for (int n = 0; n < Config::kRowTiles; ++n) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float largest = fmaxf(fmaxf(x[n][0][j], x[n][0][2 + j]), fmaxf(x[n][1][j], x[n][1][2 + j]));
+      raise = raise || fmaf(largest, factors[n][j], -state.max[n][j]) > kLazy;
+    }
+  }
+  if (__any_sync(0xFFFFFFFFU, raise)) raise_maxima<Config>(factors, x, state);
+#pragma unroll
+  for (int n = 0; n < Config::kRowTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* pair = &x[n][i / 2][i % 2 * 2];
+      const float p0 = ptx::exp2_fast(fmaf(pair[0], factors[n][0], -state.max[n][0]));
+      const float p1 = ptx::exp2_fast(fmaf(pair[1], factors[n][1], -state.max[n][1]));
+      state.sum[n][0] += p0;
+      state.sum[n][1] += p1;
+      p[n][i / 2][i % 2] = half2_bits(__floats2half2_rn(p0, p1));
+    }
+  }
+}
+
+}  // namespace mpfa::sm90
