@@ -18,7 +18,8 @@ constexpr double kReadBandwidth = 4.54e12;  // measured on an H200, bytes/s
 constexpr int kRuns = 15;
 
 __global__ void touch(std::uint32_t* p, std::size_t n) {
-  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n; i += std::size_t{gridDim.x} * blockDim.x) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n;
+       i += std::size_t{gridDim.x} * blockDim.x) {
     p[i] += 1;
   }
 }
@@ -66,10 +67,10 @@ struct Peers {
   float fa3_bf16, fa3_fp8, flashinfer_bf16, flashinfer_nvfp4;
 };
 constexpr Peers kPeers[] = {
-    {1, 4096, 22.3F, 21.4F, 20.2F, 24.2F},   {1, 16384, 34.3F, 29.1F, 0, 0},        {1, 32768, 50.0F, 37.7F, 51.8F, 58.6F},
-    {1, 131072, 142, 96.9F, 140, 182},       {8, 4096, 0, 0, 52.0F, 59.2F},         {8, 16384, 140, 93.4F, 0, 0},
-    {8, 32768, 263, 171, 257, 342},          {8, 131072, 989, 640, 963, 1314},      {32, 4096, 0, 0, 154, 181},
-    {32, 16384, 505, 323, 489, 659},         {32, 32768, 986, 628, 957, 1303},      {64, 32768, 1959, 1272, 0, 0},
+    {1, 4096, 22.3F, 21.4F, 20.2F, 24.2F}, {1, 16384, 34.3F, 29.1F, 0, 0},   {1, 32768, 50.0F, 37.7F, 51.8F, 58.6F},
+    {1, 131072, 142, 96.9F, 140, 182},     {8, 4096, 0, 0, 52.0F, 59.2F},    {8, 16384, 140, 93.4F, 0, 0},
+    {8, 32768, 263, 171, 257, 342},        {8, 131072, 989, 640, 963, 1314}, {32, 4096, 0, 0, 154, 181},
+    {32, 16384, 505, 323, 489, 659},       {32, 32768, 986, 628, 957, 1303}, {64, 32768, 1959, 1272, 0, 0},
 };
 
 void row(const char* format, int batch, int kv, int q_heads, int sq) {
@@ -79,14 +80,16 @@ void row(const char* format, int batch, int kv, int q_heads, int sq) {
   const Fp4Case c(s);
   const Times t = measure(c);
   const double rate = c.cache_bytes() / t.median * 1e6;
-  std::printf("{\"b\": %d, \"kv\": %d, \"q\": %d, \"hq\": %d, \"hkv\": %d, \"d\": %d, \"page\": %d, \"k_format\": \"%s\", \"v_format\": \"%s\", "
-              "\"median_us\": %.1f, \"min_us\": %.1f, \"max_us\": %.1f, \"tb_per_s\": %.2f, \"share_of_read_bandwidth\": %.3f",
-              batch, kv, sq, q_heads, s.kv_heads, s.head_dim, s.page_size, format, format, t.median, t.min, t.max, rate / 1e12,
-              rate / kReadBandwidth);
+  std::printf(
+      "{\"b\": %d, \"kv\": %d, \"q\": %d, \"hq\": %d, \"hkv\": %d, \"d\": %d, \"page\": %d, \"k_format\": \"%s\", "
+      "\"v_format\": \"%s\", "
+      "\"median_us\": %.1f, \"min_us\": %.1f, \"max_us\": %.1f, \"tb_per_s\": %.2f, \"share_of_read_bandwidth\": %.3f",
+      batch, kv, sq, q_heads, s.kv_heads, s.head_dim, s.page_size, format, format, t.median, t.min, t.max, rate / 1e12,
+      rate / kReadBandwidth);
   for (const Peers& p : kPeers) {
     if (p.batch != batch || p.kv != kv || sq != 1 || q_heads != 32) continue;
-    std::printf(", \"peers\": {\"fa3_bf16\": %g, \"fa3_fp8\": %g, \"flashinfer_bf16\": %g, \"flashinfer_nvfp4\": %g}", p.fa3_bf16,
-                p.fa3_fp8, p.flashinfer_bf16, p.flashinfer_nvfp4);
+    std::printf(", \"peers\": {\"fa3_bf16\": %g, \"fa3_fp8\": %g, \"flashinfer_bf16\": %g, \"flashinfer_nvfp4\": %g}",
+                p.fa3_bf16, p.fa3_fp8, p.flashinfer_bf16, p.flashinfer_nvfp4);
   }
   std::printf("}\n");
   std::fflush(stdout);
@@ -100,7 +103,18 @@ int main(int argc, char** argv) {
     return 0;
   }
   for (const char* format : {"mxfp4", "nvfp4"}) {
-    for (const auto& [b, kv] : {std::pair{1, 4096}, {1, 16384}, {1, 32768}, {1, 131072}, {8, 4096}, {8, 16384}, {8, 32768}, {8, 131072}, {32, 4096}, {32, 16384}, {32, 32768}, {64, 32768}}) {
+    for (const auto& [b, kv] : {std::pair{1, 4096},
+                                {1, 16384},
+                                {1, 32768},
+                                {1, 131072},
+                                {8, 4096},
+                                {8, 16384},
+                                {8, 32768},
+                                {8, 131072},
+                                {32, 4096},
+                                {32, 16384},
+                                {32, 32768},
+                                {64, 32768}}) {
       row(format, b, kv, 32, 1);
     }
     for (const int sq : {1, 2, 4}) row(format, 32, 16384, 32, sq);

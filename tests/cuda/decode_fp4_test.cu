@@ -1,5 +1,5 @@
-// The FP4 decode kernel against attention in float64 over the same cache bytes. Needs an sm_90 card; without one it says
-// SKIPPED and exits with 77.
+// The FP4 decode kernel against attention in float64 over the same cache bytes. Needs an sm_90 card; without one it
+// says SKIPPED and exits with 77.
 #include <algorithm>
 #include <cmath>
 

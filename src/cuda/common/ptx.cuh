@@ -9,6 +9,18 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+/// Makes a value opaque, so that the compiler keeps it instead of computing it again where it is used.
+__device__ __forceinline__ void keep_in_register(std::uint32_t& x) {
+  asm("" : "+r"(x));
+}
+__device__ __forceinline__ void keep_in_register(std::int32_t& x) {
+  asm("" : "+r"(x));
+}
+template <class T>
+__device__ __forceinline__ void keep_in_register(const T*& x) {
+  asm("" : "+l"(x));
+}
+
 /// 16 bytes from global to shared memory, past the first-level cache.
 __device__ __forceinline__ void copy_async16(std::uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");

@@ -5,6 +5,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -256,8 +258,8 @@ class Fp4Case {
     int device = 0, multiprocessors = 0;
     require(cudaGetDevice(&device), "cudaGetDevice");
     require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "attribute");
-    launch_shape_ = {s.head_dim, s.scale, s.batch, s.kv_heads, s.q_heads / s.kv_heads, s.sq, shape_.max_kv,
-                     s.fixed_split_keys};
+    launch_shape_ = {s.head_dim, s.scale,       s.batch,           s.kv_heads, s.q_heads / s.kv_heads,
+                     s.sq,       shape_.max_kv, s.fixed_split_keys};
     launch_ = sm90::plan_decode(launch_shape_, multiprocessors);
     workspace_ = Device<std::uint8_t>(launch_.workspace_bytes);
     require(cudaMemset(workspace_.get(), 0xFF, workspace_.bytes()), "cudaMemset");
@@ -294,8 +296,15 @@ class Fp4Case {
     p.sinks = s.sinks ? sinks_.get() : nullptr;
     const std::int32_t row = s.head_dim / 2, scale_row = s.head_dim / pool_.block;
     const auto page_bytes = static_cast<std::int32_t>(pool_.page_bytes);
-    p.k = {pool_.bytes, pool_.bytes + pool_.k_scale, nullptr, static_cast<std::int64_t>(s.page_size) * row,
-           static_cast<std::int64_t>(s.page_size) * scale_row, page_bytes, row, page_bytes, scale_row};
+    p.k = {pool_.bytes,
+           pool_.bytes + pool_.k_scale,
+           nullptr,
+           static_cast<std::int64_t>(s.page_size) * row,
+           static_cast<std::int64_t>(s.page_size) * scale_row,
+           page_bytes,
+           row,
+           page_bytes,
+           scale_row};
     p.v = p.k;
     p.v.data = pool_.bytes + pool_.v_data, p.v.scales = pool_.bytes + pool_.v_scale;
     p.batch = s.batch, p.kv_heads = s.kv_heads, p.q_heads = s.q_heads, p.group = s.q_heads / s.kv_heads, p.sq = s.sq;
@@ -319,9 +328,15 @@ class Fp4Case {
     run(nullptr);
     require(cudaDeviceSynchronize(), "decode");
     Device<double> scores(rows_total() * s.max_kv), out(rows_total() * s.head_dim), lse(rows_total());
-    const detail::Reference r{pool_, lengths_.get(), table_.get(), table_stride_, q_.get(), s.q_bf16, s.causal, s.sq,
-                              s.q_heads, s.window_left, s.window_right, scale(), s.softcap,
-                              s.sinks ? sinks_.get() : nullptr, scores.get(), s.max_kv, out.get(), lse.get()};
+    const detail::Reference r{pool_,          lengths_.get(),
+                              table_.get(),   table_stride_,
+                              q_.get(),       s.q_bf16,
+                              s.causal,       s.sq,
+                              s.q_heads,      s.window_left,
+                              s.window_right, scale(),
+                              s.softcap,      s.sinks ? sinks_.get() : nullptr,
+                              scores.get(),   s.max_kv,
+                              out.get(),      lse.get()};
     detail::attend_f64<<<rows_total(), 128>>>(r);
     require(cudaDeviceSynchronize(), "attend_f64");
     const std::vector<double> expected = out.host(), expected_lse = lse.host();

@@ -6,8 +6,6 @@ namespace mpfa::sm90 {
 enum class Fp4Scale { e8m0_32, e4m3_16 };  // mxfp4: one power of two per 32 channels; nvfp4: one e4m3 per 16
 
 inline constexpr int kTileKeys = 32;
-inline constexpr int kWarps = 8;
-inline constexpr int kThreads = kWarps * 32;
 inline constexpr int kMaxSplits = 512;  // partial results of one row
 
 /// kPlainCase: tiles lie inside pages with rows side by side, no softcap. The general case takes everything.
@@ -19,9 +17,11 @@ struct DecodeConfig {
   static constexpr bool kPlain = kPlainCase;
   static constexpr int kRowTiles = kRowTileCount;  // of 8 query rows: the columns of one MMA
   static constexpr int kRows = 8 * kRowTiles;
-  static constexpr int kChunks = kD / 32;                // 16 bytes, 32 channels
+  static constexpr int kChunks = kD / 32;                   // 16 bytes, 32 channels
   static constexpr int kScaleBytes = kD / (kMx ? 32 : 16);  // of one key
-  static constexpr int kBlocksPerSm = kRowTiles == 1 && kD <= 128 ? 2 : 1;
+  // One block a multiprocessor: of two, the hardware prefers the older one, which is done long before the other.
+  static constexpr int kWarps = kRowTiles == 1 && kD <= 128 ? 16 : 8;
+  static constexpr int kThreads = kWarps * 32;
 
   // Shared memory of one warp, bytes.
   static constexpr int kCodeBytes = kTileKeys * kD / 2;  // K or V of a tile

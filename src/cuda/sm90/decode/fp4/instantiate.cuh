@@ -8,7 +8,7 @@ namespace mpfa::sm90 {
 
 template <class Config>
 DecodeKernel kernel_of() {
-  return {reinterpret_cast<const void*>(&decode_fp4<Config>), Config::kSharedBytes, Config::kBlocksPerSm};
+  return {reinterpret_cast<const void*>(&decode_fp4<Config>), Config::kSharedBytes, Config::kThreads};
 }
 
 template <int kHeadDim, Fp4Scale kScale>

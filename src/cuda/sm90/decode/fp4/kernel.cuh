@@ -6,6 +6,9 @@
 // last.
 #pragma once
 
+#ifndef TRACE
+#define TRACE(n)
+#endif
 #include "cuda/sm90/decode/fp4/merge.cuh"
 #include "cuda/sm90/decode/fp4/scales.cuh"
 #include "cuda/sm90/decode/fp4/schedule.cuh"
@@ -19,16 +22,19 @@ namespace mpfa::sm90 {
 template <class Config>
 class Walk {
  public:
-  /// Starts the first copies.
-  __device__ __forceinline__ Walk(const DecodeParams& p, const Work& work, std::uint32_t memory)
-      : p_(&p), pages_(p, work.piece.b, work.piece.head, work.sequence.length) {
+  __device__ __forceinline__ explicit Walk(const DecodeParams& p) : p_(&p), pages_(p) {}
+
+  /// Starts the first copies of a piece.
+  __device__ __forceinline__ void start(const Work& work, std::uint32_t memory) {
+    pages_.enter(work.piece.b, work.piece.head, work.sequence.length);
+    bad_page_ = false;
     const int warp = threadIdx.x / 32;
     const Sequence& s = work.sequence;
     base_ = s.begin / kTileKeys + work.piece.first_tile + warp;
     // Tiles that pad an output to a multiple of a fixed split do not exist.
     const std::int32_t tiles =
         work.more != 0 && s.end > s.begin ? min(work.piece.tiles, s.tiles - work.piece.first_tile) : 0;
-    count_ = (tiles - warp + kWarps - 1) / kWarps;
+    count_ = (tiles - warp + Config::kWarps - 1) / Config::kWarps;
     Place first{};
     if (count_ > 0) first = pages_.locate(first_key(0));
     if (count_ > 1) next_ = pages_.locate(first_key(1));
@@ -60,9 +66,10 @@ class Walk {
     // Tiles [full_begin, full_end) of the sequence need no mask.
     const std::int32_t full_begin = (work.sequence.all_begin + kTileKeys - 1) / kTileKeys;
     const std::int32_t full_end = max(work.sequence.all_end, 0) / kTileKeys;
-    std::uint32_t codes = memory;
+    std::uint32_t matrix = matrix_row<Config>(), codes = memory;
+    ptx::keep_in_register(matrix);
     for (std::int32_t i = 0; i < count_; ++i) {
-      const std::int32_t tile = base_ + i * kWarps;
+      const std::int32_t tile = base_ + i * Config::kWarps;
       const bool masked = tile < full_begin || tile >= full_end;
       if (masked) {
         // Scales of keys that no row sees may be anything; zero makes the key's part of P V zero.
@@ -85,24 +92,28 @@ class Walk {
       ptx::commit_copies();
 
       Scores<Config> x;
-      score_tile<Config>(codes, key_scales, queries, x);
+      score_tile<Config>(codes, matrix, key_scales, queries, x);
       if constexpr (!Config::kPlain) cap_scores<Config>(*p_, factors, exchange.row_shift, x);
       if (masked) {
         mask_scores<Config>(*p_, work.sequence, work.piece.row_block * Config::kRows, tile * kTileKeys, x);
       }
       std::uint32_t probabilities[Config::kRowTiles][2][2];
       add_probabilities<Config>(factors, x, state, probabilities);
-      add_values<Config>(codes + Config::kCodeBytes, value_scales, probabilities, state);
+      add_values<Config>(codes + Config::kCodeBytes, matrix, value_scales, probabilities, state);
       codes = codes == memory + 2 * Config::kStageBytes ? memory : codes + Config::kStageBytes;
       __syncwarp();
     }
     ptx::wait_copies<0>();
   }
 
-  __device__ __forceinline__ bool bad_page() const { return bad_page_; }
+  __device__ __forceinline__ bool bad_page() const {
+    return bad_page_;
+  }
 
  private:
-  __device__ __forceinline__ std::int32_t first_key(std::int32_t i) const { return (base_ + i * kWarps) * kTileKeys; }
+  __device__ __forceinline__ std::int32_t first_key(std::int32_t i) const {
+    return (base_ + i * Config::kWarps) * kTileKeys;
+  }
   __device__ __forceinline__ Place checked(Place place) {
     const bool bad = static_cast<std::uint32_t>(place.page) >= static_cast<std::uint32_t>(p_->num_pages);
     bad_page_ = bad_page_ || bad;
@@ -118,32 +129,41 @@ class Walk {
 };
 
 template <class Config>
-__global__ void __launch_bounds__(kThreads, Config::kBlocksPerSm) decode_fp4(const __grid_constant__ DecodeParams p) {
+__global__ void __launch_bounds__(Config::kThreads, 1) decode_fp4(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const Exchange<Config> exchange(shared);
   const std::uint32_t memory = ptx::shared_address(shared) + (threadIdx.x / 32) * Config::kWarpBytes;
-  choose_work(p, exchange, 0, true, 0);
-  Walk<Config> walk(p, exchange.work[0], memory);
-  cudaGridDependencySynchronize();  // counters are zero from here on
-  for (int slot = 0; exchange.work[slot].more != 0; slot ^= 1) {
+  State<Config> state;
+  Walk<Config> walk(p);
+  std::int32_t taken = -1;  // short chunk that thread 0 took for the block; at the start it has its own
+  for (int slot = 0;; slot ^= 1) {
+    TRACE(0);
+    choose_work(p, exchange, slot, taken);
+    TRACE(1);
     const Work& work = exchange.work[slot];
-    const int warp = threadIdx.x / 32;
-    if (warp < Config::kRowTiles) {
-      load_queries<Config>(p, work.sequence, work.piece, warp, exchange.queries, exchange.factors);
+    const Work& done = exchange.work[slot ^ 1];
+    const bool bad_page = walk.bad_page();
+    walk.start(work, memory);
+    TRACE(2);
+    if (taken < 0) {
+      cudaGridDependencySynchronize();  // counters are zero from here on
+    } else {
+      finish_piece<Config>(p, done.sequence, done.piece, exchange, state, bad_page);
+    }
+    TRACE(3);
+    if (work.more == 0) break;
+    if (threadIdx.x / 32 < Config::kRowTiles) {
+      load_queries<Config>(p, work.sequence, work.piece, threadIdx.x / 32, exchange.queries, exchange.factors);
     }
     load_shifts<Config>(p, work.sequence, work.piece, exchange);
-    __syncthreads();
-    std::int32_t taken = 0;
+    taken = 0;
     if (threadIdx.x == 0 && work.ends_chunk != 0) taken = atomicAdd(p.counters, 1);
-    State<Config> state;
     clear_state<Config>(state);
+    __syncthreads();
+    TRACE(4);
     walk.run(exchange, work, memory, state);
-    const bool bad_page = walk.bad_page();
-    choose_work(p, exchange, slot ^ 1, false, taken);
-    walk = Walk<Config>(p, exchange.work[slot ^ 1], memory);
-    finish_piece<Config>(p, work.sequence, work.piece, exchange, state, bad_page);
+    TRACE(5);
   }
-  ptx::wait_copies<0>();
 }
 
 }  // namespace mpfa::sm90

@@ -10,7 +10,7 @@ namespace mpfa::sm90 {
 
 struct DecodeKernel {
   const void* function = nullptr;  // takes one DecodeParams
-  std::int32_t shared_bytes = 0, blocks_per_multiprocessor = 0;
+  std::int32_t shared_bytes = 0, threads = 0;
 };
 
 template <int kHeadDim, Fp4Scale kScale>

@@ -1,8 +1,7 @@
-#include "cuda/sm90/decode/fp4/launch.h"
-
 #include <algorithm>
 
 #include "cuda/sm90/decode/fp4/kernels.h"
+#include "cuda/sm90/decode/fp4/launch.h"
 #include "cuda/sm90/decode/fp4/schedule.cuh"
 
 namespace mpfa::sm90 {
@@ -56,10 +55,10 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   // A row's keys lie in at most ceil(tiles / chunk) + 1 chunks.
   l.least_chunk = static_cast<std::int32_t>((tiles + kMaxSplits - 2) / (kMaxSplits - 1));
   l.fixed_split = std::max(shape.fixed_split_keys / kTileKeys, shape.fixed_split_keys > 0 ? l.least_chunk : 0);
-  const std::int64_t blocks = static_cast<std::int64_t>(multiprocessors) * kernel.blocks_per_multiprocessor;
-  l.blocks = static_cast<std::int32_t>(std::min(blocks, lines * tiles));
+  
+  l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
   const std::int64_t chunks = l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split)
-                                                : static_cast<std::int64_t>(l.blocks) * kMostChunks;
+                                                : l.blocks;
   const auto slots = static_cast<std::size_t>(chunks + lines);
   l.states = align(static_cast<std::size_t>(1 + lines) * sizeof(std::int32_t));
   l.outs = l.states + align(slots * block_rows * sizeof(float2));
@@ -77,8 +76,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.counters = reinterpret_cast<std::int32_t*>(memory + launch.counters);
   params.partial_state = reinterpret_cast<float2*>(memory + launch.states);
   params.partial_out = reinterpret_cast<float*>(memory + launch.outs);
-  const DecodeKernel kernel =
-      kernel_for(shape.head_dim, shape.scale, launch.row_tiles, params.plain != 0);
+  const DecodeKernel kernel = kernel_for(shape.head_dim, shape.scale, launch.row_tiles, params.plain != 0);
   if (const cudaError_t e =
           cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
       e != cudaSuccess) {
@@ -93,7 +91,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(launch.blocks);
-  config.blockDim = dim3(kThreads);
+  config.blockDim = dim3(kernel.threads);
   config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
   config.stream = stream;
   config.attrs = &overlap;

@@ -15,8 +15,8 @@ template <class Config>
 struct Exchange {
   static constexpr int kRows = Config::kRows;
   std::uint8_t* ring;  // of warp w from w * kWarpBytes on
-  float* max;          // [kWarps][kRows]
-  float* sum;          // [kWarps][kRows]
+  float* max;          // [warp][row]
+  float* sum;          // [warp][row]
   float* row_max;      // [kRows]
   float* row_sum;      // [kRows]
   float* row_shift;    // [kRows] logit that centring K took out
@@ -30,8 +30,8 @@ struct Exchange {
     queries = reinterpret_cast<uint4*>(shared + Config::kRingBytes);
     auto* f = reinterpret_cast<float*>(shared + Config::kRingBytes + Config::kQueryBytes);
     max = f;
-    sum = max + kWarps * kRows;
-    row_max = sum + kWarps * kRows;
+    sum = max + Config::kWarps * kRows;
+    row_max = sum + Config::kWarps * kRows;
     row_sum = row_max + kRows;
     row_shift = row_sum + kRows;
     factors = row_shift + kRows;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void load_shifts(const DecodeParams& p, const Sequenc
                                             const Exchange<Config>& exchange) {
   if (p.sequences == nullptr && p.softcap == 0.0F) return;
   const std::int32_t row0 = piece.row_block * Config::kRows, last = s.sq * p.group - 1;
-  for (int row = threadIdx.x / 32; row < Config::kRows; row += kWarps) {
+  for (int row = threadIdx.x / 32; row < Config::kRows; row += Config::kWarps) {
     const float shift = mean_logit(p, s, piece, place_row(p, piece.head, min(row0 + row, last)), Config::kD);
     if (threadIdx.x % 32 == 0) exchange.row_shift[row] = shift;
   }
@@ -151,7 +151,7 @@ __device__ __forceinline__ void merge_warps(const Exchange<Config>& exchange, St
       if (row >= rows) continue;
       float top = exchange.max[row];
 #pragma unroll
-      for (int w = 1; w < kWarps; ++w) top = fmaxf(top, exchange.max[w * Config::kRows + row]);
+      for (int w = 1; w < Config::kWarps; ++w) top = fmaxf(top, exchange.max[w * Config::kRows + row]);
       const float scale = weight(state.max[n][j], top) * unit;
 #pragma unroll
       for (int c = 0; c < Config::kChunks; ++c) {
@@ -164,9 +164,9 @@ __device__ __forceinline__ void merge_warps(const Exchange<Config>& exchange, St
   if (threadIdx.x < rows) {
     const int row = threadIdx.x;
     float top = exchange.max[row];
-    for (int w = 1; w < kWarps; ++w) top = fmaxf(top, exchange.max[w * Config::kRows + row]);
+    for (int w = 1; w < Config::kWarps; ++w) top = fmaxf(top, exchange.max[w * Config::kRows + row]);
     float sum = 0.0F;
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < Config::kWarps; ++w) {
       sum += exchange.sum[w * Config::kRows + row] * weight(exchange.max[w * Config::kRows + row], top);
     }
     exchange.row_max[row] = top;
@@ -179,24 +179,24 @@ template <class Config>
 __device__ __forceinline__ float4 sum_warps(const Exchange<Config>& exchange, int row, int quad) {
   float4 v = *exchange.out(0, row, quad);
 #pragma unroll
-  for (int w = 1; w < kWarps; ++w) {
+  for (int w = 1; w < Config::kWarps; ++w) {
     const float4 o = *exchange.out(w, row, quad);
     v.x += o.x, v.y += o.y, v.z += o.z, v.w += o.w;
   }
   return v;
 }
 
-/// Merges the partial results of the piece's rows and writes them. Two neighbouring lanes share a place of the output:
-/// one takes the even, one the odd partial results.
+/// Merges the partial results of the piece's rows and writes them. kShare neighbouring lanes share a place of the output
+/// and take every kShare-th partial result.
 template <class Config>
 __device__ __forceinline__ void merge_pieces(const DecodeParams& p, const Sequence& s, const Piece& piece,
                                              const Exchange<Config>& exchange, std::int32_t rows) {
-  constexpr int kQuads = Config::kD / 4, kBatch = 8;
+  constexpr int kQuads = Config::kD / 4, kShare = 4, kBatch = 8;
   const std::int64_t first = static_cast<std::int64_t>(piece.slot - piece.index);
   const float2* states = p.partial_state + first * Config::kRows;
   const float4* partials = reinterpret_cast<const float4*>(p.partial_out) + first * Config::kRows * kQuads;
-  const int parity = threadIdx.x % 2;
-  for (int i = threadIdx.x / 2; i < rows * kQuads; i += kThreads / 2) {
+  const int share = threadIdx.x % kShare;
+  for (int i = threadIdx.x / kShare; i < rows * kQuads; i += Config::kThreads / kShare) {
     const int row = i / kQuads, quad = i % kQuads;
     float4 out = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     float max = -FLT_MAX, sum = 0.0F;
@@ -208,26 +208,29 @@ __device__ __forceinline__ void merge_pieces(const DecodeParams& p, const Sequen
       sum = fmaf(state.y, w, sum * keep);
       max = top;
     };
-    for (int k0 = parity; k0 < piece.count; k0 += 2 * kBatch) {
+    for (int k0 = share; k0 < piece.count; k0 += kShare * kBatch) {
       float4 o[kBatch];
       float2 state[kBatch];
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
-        const int k = min(k0 + 2 * j, piece.count - 1);
+        const int k = min(k0 + kShare * j, piece.count - 1);
         o[j] = __ldcg(partials + (k * Config::kRows + row) * kQuads + quad);
         state[j] = __ldcg(states + k * Config::kRows + row);
       }
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
-        if (k0 + 2 * j < piece.count) add(o[j], state[j]);
+        if (k0 + kShare * j < piece.count) add(o[j], state[j]);
       }
     }
-    constexpr unsigned kAll = 0xFFFFFFFFU;
-    const float4 other = make_float4(__shfl_xor_sync(kAll, out.x, 1), __shfl_xor_sync(kAll, out.y, 1),
-                                     __shfl_xor_sync(kAll, out.z, 1), __shfl_xor_sync(kAll, out.w, 1));
-    const float2 other_state = make_float2(__shfl_xor_sync(kAll, max, 1), __shfl_xor_sync(kAll, sum, 1));
-    add(other, other_state);
-    if (parity == 0) {
+#pragma unroll
+    for (int j = 1; j < kShare; j *= 2) {
+      constexpr unsigned kAll = 0xFFFFFFFFU;
+      const float4 other = make_float4(__shfl_xor_sync(kAll, out.x, j), __shfl_xor_sync(kAll, out.y, j),
+                                       __shfl_xor_sync(kAll, out.z, j), __shfl_xor_sync(kAll, out.w, j));
+      const float2 other_state = make_float2(__shfl_xor_sync(kAll, max, j), __shfl_xor_sync(kAll, sum, j));
+      add(other, other_state);
+    }
+    if (share == 0) {
       store_row<Config>(p, s, piece, piece.row_block * Config::kRows + row, quad, out, max, sum,
                         lse_shift(p, exchange, row));
     }
@@ -241,7 +244,7 @@ __device__ __forceinline__ void finish_piece(const DecodeParams& p, const Sequen
   const std::int32_t rows = min(Config::kRows, s.sq * p.group - piece.row_block * Config::kRows);
   merge_warps<Config>(exchange, state, bad_page, rows);
   if (piece.count == 1) {
-    for (int i = threadIdx.x; i < rows * kQuads; i += kThreads) {
+    for (int i = threadIdx.x; i < rows * kQuads; i += Config::kThreads) {
       const int row = i / kQuads, quad = i % kQuads;
       store_row<Config>(p, s, piece, piece.row_block * Config::kRows + row, quad, sum_warps(exchange, row, quad),
                         exchange.row_max[row], exchange.row_sum[row], lse_shift(p, exchange, row));
@@ -249,9 +252,9 @@ __device__ __forceinline__ void finish_piece(const DecodeParams& p, const Sequen
     __syncthreads();
     return;
   }
-  float4* partials = reinterpret_cast<float4*>(p.partial_out) +
-                     static_cast<std::int64_t>(piece.slot) * Config::kRows * kQuads;
-  for (int i = threadIdx.x; i < rows * kQuads; i += kThreads) partials[i] = sum_warps(exchange, i / kQuads, i % kQuads);
+  float4* partials =
+      reinterpret_cast<float4*>(p.partial_out) + static_cast<std::int64_t>(piece.slot) * Config::kRows * kQuads;
+  for (int i = threadIdx.x; i < rows * kQuads; i += Config::kThreads) partials[i] = sum_warps(exchange, i / kQuads, i % kQuads);
   if (threadIdx.x < rows) {
     p.partial_state[static_cast<std::int64_t>(piece.slot) * Config::kRows + threadIdx.x] =
         make_float2(exchange.row_max[threadIdx.x], exchange.row_sum[threadIdx.x]);
@@ -270,15 +273,15 @@ __device__ __forceinline__ void finish_piece(const DecodeParams& p, const Sequen
   __syncthreads();
 }
 
-/// Chooses what the block does next, to exchange.work[slot]. `taken`: the short chunk that lane 0 of the first warp
-/// took for the block, if the last piece ended its chunk; -1 at the start.
+/// Chooses what the block does next, to exchange.work[slot]. `taken`: what thread 0 drew from the counter of chunks if
+/// the last piece ended its chunk; negative at the start.
 template <class Config>
 __device__ __forceinline__ void choose_work(const DecodeParams& p, const Exchange<Config>& exchange, int slot,
-                                            bool first, std::int32_t taken) {
+                                            std::int32_t taken) {
   if (threadIdx.x < 32) {
     Schedule schedule = *exchange.schedule;
     __syncwarp();
-    if (first) {
+    if (taken < 0) {
       schedule.start(p);
     } else if (schedule.chunk_done()) {
       schedule.take(__shfl_sync(0xFFFFFFFFU, taken, 0) + static_cast<std::int32_t>(gridDim.x));

@@ -22,18 +22,18 @@ struct DecodePages {
 };
 
 struct DecodeParams {
-  const void* q;                         // [batch, sq, q_heads, d] or ragged [total_q, q_heads, d]
-  std::int64_t q_batch, q_row, q_head;   // strides
-  void* out;                             // as q
+  const void* q;                        // [batch, sq, q_heads, d] or ragged [total_q, q_heads, d]
+  std::int64_t q_batch, q_row, q_head;  // strides
+  void* out;                            // as q
   std::int64_t out_batch, out_row, out_head;
-  float* lse;                            // [batch, q_heads, sq] or [q_heads, total_q]; null: not wanted
-  std::int64_t lse_rows;                 // sq, or total_q when ragged
-  const std::int64_t* cu_seqlens_q;      // [batch + 1]; null: dense
-  const std::int64_t* lengths;           // [batch]
-  const std::int32_t* page_table;        // [batch, page_table_stride]
+  float* lse;                        // [batch, q_heads, sq] or [q_heads, total_q]; null: not wanted
+  std::int64_t lse_rows;             // sq, or total_q when ragged
+  const std::int64_t* cu_seqlens_q;  // [batch + 1]; null: dense
+  const std::int64_t* lengths;       // [batch]
+  const std::int32_t* page_table;    // [batch, page_table_stride]
   std::int64_t page_table_stride;
-  const SequenceView* sequences;         // [batch], null: no means
-  const float* sinks;                    // [q_heads] or null
+  const SequenceView* sequences;  // [batch], null: no means
+  const float* sinks;             // [q_heads] or null
   DecodePages k, v;
 
   std::int32_t batch, kv_heads, q_heads, group, sq;
@@ -42,7 +42,7 @@ struct DecodeParams {
   std::int32_t window_left, window_right;  // -1: all
   std::int32_t causal, q_bf16, round_q_bf16, out_type;
   std::int32_t plain;  // see DecodeConfig::kPlain
-  float scale;               // softmax scale
+  float scale;         // softmax scale
   float softcap;
   Divisor page_div, group_div;  // of page_size and group
 

@@ -13,12 +13,20 @@ namespace mpfa::sm90 {
 // 2^(code - exponent + kScaleLift), at most 2^11, so that P up to 2^4 times a scale stays an f16. Codes more than
 // kScaleLift + 14 below the exponent count as zero.
 inline constexpr int kScaleLift = 6;
-inline constexpr int kMostAbove = 5;        // codes above the exponent that need no new one
-inline constexpr int kMostExponent = 245;   // so that code 255, NaN, becomes an f16 Inf
-inline constexpr int kNoExponent = -1000;   // no tile seen yet
+inline constexpr int kMostAbove = 5;       // codes above the exponent that need no new one
+inline constexpr int kMostExponent = 245;  // so that code 255, NaN, becomes an f16 Inf
+inline constexpr int kNoExponent = -1000;  // no tile seen yet
 
-__device__ __forceinline__ void store_half(std::uint32_t to, std::uint32_t value) {
-  asm volatile("{.reg .b16 h; cvt.u16.u32 h, %1; st.shared.u16 [%0], h;}" ::"r"(to), "r"(value) : "memory");
+/// What is added to a pair of codes to make exponent fields of f16.
+__device__ __forceinline__ std::uint32_t exponent_bias(std::int32_t exponent) {
+  return static_cast<std::uint16_t>(15 + kScaleLift - exponent) * 0x00010001U;
+}
+
+/// The low half of a pair to `low`, the high half to `high`.
+__device__ __forceinline__ void store_halves(std::uint32_t low, std::uint32_t high, std::uint32_t pair) {
+  asm volatile("{.reg .b16 l, h; mov.b32 {l, h}, %2; st.shared.b16 [%0], l; st.shared.b16 [%1], h;}" ::"r"(low),
+               "r"(high), "r"(pair)
+               : "memory");
 }
 
 template <int kWords>
@@ -56,6 +64,11 @@ __device__ __forceinline__ void prepare_key_scales(const ScaleRow<Config>& row, 
   }
 }
 
+template <class Config>
+__device__ __forceinline__ std::int32_t state_exponent(const State<Config>& state) {
+  return 15 + kScaleLift - static_cast<std::int16_t>(state.bias & 0xFFFFU);
+}
+
 /// Makes V's exponent the largest code of the tile when one does not fit, and scales what was summed to it.
 template <class Config>
 __device__ __forceinline__ std::int32_t raise_exponent(const ScaleRow<Config>& row, std::int32_t exponent) {
@@ -86,40 +99,36 @@ __device__ __forceinline__ void prepare_value_scales(const ScaleRow<Config>& row
     }
     std::uint32_t field[kPairs];
     std::uint32_t too_large = 0;
-    const auto limit = [&](std::int32_t exponent) {
-      const auto bias = static_cast<std::uint16_t>(15 + kScaleLift - exponent);
+    const auto limit = [&] {
       too_large = 0;
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
-        field[i] = __viaddmin_s16x2_relu(pair[i], bias * 0x00010001U, 0x001F001FU);
+        field[i] = __viaddmin_s16x2_relu(pair[i], state.bias, 0x001F001FU);
         too_large |= field[i] + (32U - (15U + kScaleLift + kMostAbove + 1U)) * 0x00010001U;
       }
       too_large &= 0x00200020U;
     };
-    limit(state.exponent);
+    limit();
     if (__any_sync(0xFFFFFFFFU, too_large != 0U)) {
-      const std::int32_t raised = raise_exponent(row, state.exponent);
-      const float keep = ptx::exp2_fast(static_cast<float>(state.exponent - raised));
-      state.exponent = raised;
+      const std::int32_t exponent = state_exponent(state), raised = raise_exponent(row, exponent);
+      const float keep = ptx::exp2_fast(static_cast<float>(exponent - raised));
+      state.bias = exponent_bias(raised);
 #pragma unroll
       for (int i = 0; i < Config::kRowTiles * kChunks * 8; ++i) {
         state.out[i / (kChunks * 8)][i / 8 % kChunks][i / 4 % 2][i % 4] *= keep;
       }
-      limit(raised);
+      limit();
     }
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const int low = kChunks == 2 ? 0 : i / 2 * 4 + i % 2, high = low + (kChunks == 2 ? 1 : 2);
-      const std::uint32_t h = field[i] << 10;
-      store_half(to + low * kBlockBytes, h);
-      store_half(to + high * kBlockBytes, h >> 16);
+      store_halves(to + low * kBlockBytes, to + high * kBlockBytes, field[i] << 10);
     }
   } else {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       const std::uint32_t pair = e4m3_pair(c % 2 == 0 ? row.w[c / 2] : row.w[c / 2] >> 16);
-      store_half(to + 2 * c * kBlockBytes, pair);
-      store_half(to + (2 * c + 1) * kBlockBytes, pair >> 16);
+      store_halves(to + 2 * c * kBlockBytes, to + (2 * c + 1) * kBlockBytes, pair);
     }
   }
 }
@@ -128,7 +137,8 @@ __device__ __forceinline__ void prepare_value_scales(const ScaleRow<Config>& row
 template <class Config>
 __device__ __forceinline__ float value_unit(const State<Config>& state) {
   if constexpr (!Config::kMx) return kCodeUnit;
-  return state.exponent == kNoExponent ? 0.0F : exp2f(static_cast<float>(state.exponent - 127 - kScaleLift + 14));
+  const std::int32_t exponent = state_exponent(state);
+  return exponent == kNoExponent ? 0.0F : exp2f(static_cast<float>(exponent - 127 - kScaleLift + 14));
 }
 
 }  // namespace mpfa::sm90

@@ -1,7 +1,7 @@
-// Which tiles a block works on. The tiles of all (sequence, row block, KV head) lie in one line that is cut into chunks:
-// a long one for every block, and short ones that blocks take when they are done, because multiprocessors differ in
-// speed. A piece is the part of a chunk inside one (sequence, row block, KV head). With a fixed split every output
-// starts at a multiple of the chunk, so that pieces depend on the sequence alone.
+// Which tiles a block works on. The tiles of all (sequence, row block, KV head) lie in one line that is cut into
+// chunks: a long one for every block, then shorter and shorter ones that blocks take when they are done, because
+// multiprocessors differ in speed. A piece is the part of a chunk inside one (sequence, row block, KV head). With a
+// fixed split every output starts at a multiple of the chunk, so that pieces depend on the sequence alone.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,6 @@
 #include "cuda/sm90/decode/fp4/params.h"
 
 namespace mpfa::sm90 {
-
-inline constexpr int kShortChunk = 48;     // least tiles of a short chunk
-inline constexpr int kShortChunks = 5;     // of one block, on average
-inline constexpr int kMostChunks = 1 + kShortChunks;
 
 __device__ __forceinline__ std::uint32_t divide(std::uint32_t n, const Divisor& d) {
   return d.shift >= 32 ? n : __umulhi(n, d.multiplier) >> d.shift;
@@ -62,24 +58,18 @@ class Schedule {
     std::int32_t total = 0;
     for (std::int32_t b = lane; b < p.batch; b += 32) total += length(p, b);
     total_ = __reduce_add_sync(0xFFFFFFFFU, total);
-    const std::int32_t blocks = gridDim.x;
-    if (fixed_ > 0) {
-      long_ = 0;
-      short_ = fixed_;
-    } else {
-      const std::int32_t share = (total_ + blocks - 1) / blocks;
-      const std::int32_t rounds = min(share / (2 * kShortChunk), kShortChunks);
-      // Half of the work is handed out at once when there is enough of it.
-      long_ = max(rounds > 0 ? share / 2 : share, p.least_chunk);
-      short_ = max(rounds > 0 ? (share - long_ + rounds - 1) / rounds : 1, p.least_chunk);
-    }
-    long_end_ = min(long_ * blocks, total_);
+    const auto blocks = static_cast<std::int32_t>(gridDim.x);
+    size_ = fixed_ > 0 ? fixed_ : max((total_ + blocks - 1) / blocks, max(p.least_chunk, 1));
     chunk_ = blockIdx.x;
     enter_chunk();
   }
 
-  [[nodiscard]] __device__ bool done() const { return position_ >= total_; }
-  [[nodiscard]] __device__ bool chunk_done() const { return position_ >= end_; }
+  [[nodiscard]] __device__ bool done() const {
+    return position_ >= total_;
+  }
+  [[nodiscard]] __device__ bool chunk_done() const {
+    return position_ >= end_;
+  }
   __device__ void take(std::int32_t chunk) {
     chunk_ = chunk;
     enter_chunk();
@@ -120,37 +110,27 @@ class Schedule {
     return tiles * lines_;
   }
   __device__ void enter_chunk() {
-    const auto blocks = static_cast<std::int32_t>(gridDim.x);
-    if (long_ > 0 && chunk_ < blocks) {
-      position_ = chunk_ * long_;
-      end_ = min(position_ + long_, total_);
-    } else {
-      position_ = long_end_ + (chunk_ - (long_ > 0 ? blocks : 0)) * short_;
-      end_ = min(position_ + short_, total_);
-    }
-  }
-  [[nodiscard]] __device__ std::int32_t chunk_of(std::int32_t position) const {
-    if (position < long_end_) return position / long_;
-    return (long_ > 0 ? static_cast<std::int32_t>(gridDim.x) : 0) + (position - long_end_) / short_;
+    position_ = chunk_ * size_;
+    end_ = min(position_ + size_, total_);
   }
 
   __device__ Piece describe(const DecodeParams& p, std::int32_t b, std::int32_t start, std::int32_t line) const {
     Piece piece;
     const std::int32_t output = (position_ - start) / line;
     const std::int32_t line_begin = start + output * line;
-    const std::int32_t first_chunk = chunk_of(line_begin);
+    const std::int32_t first_chunk = line_begin / size_;
     piece.b = b;
     piece.head = output % p.kv_heads;
     piece.row_block = output / p.kv_heads;
     piece.first_tile = position_ - line_begin;
     piece.tiles = min(end_, line_begin + line) - position_;
     piece.index = chunk_ - first_chunk;
-    piece.count = chunk_of(line_begin + line - 1) - first_chunk + 1;
+    piece.count = (line_begin + line - 1) / size_ - first_chunk + 1;
     piece.slot = chunk_ + b * lines_ + output;
     return piece;
   }
 
-  std::int32_t lines_, fixed_, long_, short_, long_end_, total_, chunk_, position_, end_;
+  std::int32_t lines_, fixed_, size_, total_, chunk_, position_, end_;
 };
 
 /// A piece and its sequence, in shared memory.

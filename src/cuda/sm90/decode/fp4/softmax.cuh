@@ -6,6 +6,7 @@
 #include <cfloat>
 #include <cstdint>
 
+#include "cuda/sm90/decode/fp4/scales.cuh"
 #include "cuda/sm90/decode/fp4/schedule.cuh"
 #include "cuda/sm90/decode/fp4/tile.cuh"
 
@@ -26,8 +27,8 @@ __device__ __forceinline__ RowPlace place_row(const DecodeParams& p, std::int32_
 }
 
 __device__ __forceinline__ std::int64_t q_offset(const DecodeParams& p, const Sequence& s, std::int32_t b, RowPlace r) {
-  const std::int64_t row = p.cu_seqlens_q != nullptr ? (s.first_row + r.token) * p.q_row
-                                                     : b * p.q_batch + r.token * p.q_row;
+  const std::int64_t row =
+      p.cu_seqlens_q != nullptr ? (s.first_row + r.token) * p.q_row : b * p.q_batch + r.token * p.q_row;
   return row + r.head * p.q_head;
 }
 
@@ -121,7 +122,7 @@ __device__ __forceinline__ void clear_state(State<Config>& state) {
       state.sum[n][j] = 0.0F;
     }
   }
-  state.exponent = -1000;
+  state.bias = exponent_bias(kNoExponent);
 }
 
 /// softcap * tanh(logit / softcap) of true logits: `shift` [rows] is what centring K took out. x stays in units of the
@@ -188,8 +189,7 @@ __device__ __forceinline__ void raise_maxima(const Factors<Config>& factors, con
 /// P of a tile as f16 pairs (columns 2 t, 2 t + 1), and their exact sums.
 template <class Config>
 __device__ __forceinline__ void add_probabilities(const Factors<Config>& factors, const Scores<Config>& x,
-                                                  State<Config>& state,
-                                                  std::uint32_t (&p)[Config::kRowTiles][2][2]) {
+                                                  State<Config>& state, std::uint32_t (&p)[Config::kRowTiles][2][2]) {
   bool raise = false;
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {

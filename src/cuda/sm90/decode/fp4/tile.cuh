@@ -1,8 +1,8 @@
 // What one warp does with a tile of 32 keys: copy its codes to shared memory, scores, probabilities, values.
 //
 // Scores are computed transposed: K is the A operand (rows = keys), the query rows of the KV head are the 8 columns.
-// Values too: V^T is A (rows = channels), P is B. Row j of the 8x8 matrix (m, h) is key 16 m + 8 h + j. Codes keep their
-// order inside 32 channels; q is permuted to it instead.
+// Values too: V^T is A (rows = channels), P is B. Row j of the 8x8 matrix (m, h) is key 16 m + 8 h + j. Codes keep
+// their order inside 32 channels; q is permuted to it instead.
 #pragma once
 
 #include <cstdint>
@@ -77,8 +77,12 @@ struct Place {
 template <class Config>
 class Pages {
  public:
-  __device__ __forceinline__ Pages(const DecodeParams& p, std::int32_t b, std::int32_t head, std::int32_t length)
-      : p_(&p), table_(p.page_table + b * p.page_table_stride), last_(length - 1) {
+  __device__ __forceinline__ explicit Pages(const DecodeParams& p) : p_(&p) {}
+
+  __device__ __forceinline__ void enter(std::int32_t b, std::int32_t head, std::int32_t length) {
+    const DecodeParams& p = *p_;
+    table_ = p.page_table + b * p.page_table_stride;
+    last_ = length - 1;
     const std::uint32_t lane = threadIdx.x % 32;
     const std::int32_t row = lane / Config::kChunks, scale_row = lane;
     k_ = p.k.data + head * p.k.data_head + lane % Config::kChunks * 16U;
@@ -91,6 +95,13 @@ class Pages {
       k_scales_ += scale_row * Config::kScaleBytes;
       v_scales_ += scale_row * Config::kScaleBytes;
     }
+    ptx::keep_in_register(k_);
+    ptx::keep_in_register(v_);
+    ptx::keep_in_register(k_scales_);
+    ptx::keep_in_register(v_scales_);
+    ptx::keep_in_register(table_);
+    copy_to_ = code_offset<Config>(lane / Config::kChunks, lane % Config::kChunks);
+    ptx::keep_in_register(copy_to_);
   }
 
   /// Place of the tile that starts at key `first`; lanes past the length take the place of the last key.
@@ -101,37 +112,42 @@ class Pages {
     return {__ldg(table_ + page), key - page * p_->page_size};
   }
 
-  /// Codes of K and V to `stage`; `to` is stage + code_offset of the lane's first 16 bytes.
+  /// Codes of K and V to `stage`.
   __device__ __forceinline__ void copy_codes(std::uint32_t stage, Place place) const {
     constexpr std::uint32_t kChunks = Config::kChunks, kKeysPerCopy = 32 / kChunks;
     const std::uint32_t lane = threadIdx.x % 32;
-    if (Config::kPlain) {
-      const std::uint8_t* k = k_ + static_cast<std::int64_t>(place.page) * p_->k.data_page + place.slot * (Config::kD / 2);
-      const std::uint8_t* v = v_ + static_cast<std::int64_t>(place.page) * p_->v.data_page + place.slot * (Config::kD / 2);
+    if constexpr (Config::kPlain) {
+      const std::uint8_t* k =
+          k_ + static_cast<std::int64_t>(place.page) * p_->k.data_page + place.slot * (Config::kD / 2);
+      const std::uint8_t* v =
+          v_ + static_cast<std::int64_t>(place.page) * p_->v.data_page + place.slot * (Config::kD / 2);
 #pragma unroll
       for (std::uint32_t r = 0; r < kChunks; ++r) {
-        const std::uint32_t to = stage + code_offset<Config>(lane / kChunks + r * kKeysPerCopy, lane % kChunks);
+        // Keys of the first copy have every swizzle there is if a copy has 8 keys or more.
+        const std::uint32_t to = kKeysPerCopy >= 8 ? stage + copy_to_ + r * 512
+                                                   : stage + code_offset<Config>(lane / kChunks + r * kKeysPerCopy,
+                                                                                 lane % kChunks);
         ptx::copy_async16(to, k + r * 512);
         ptx::copy_async16(to + Config::kCodeBytes, v + r * 512);
       }
-      return;
-    }
+    } else {
 #pragma unroll
-    for (std::uint32_t r = 0; r < kChunks; ++r) {
-      const std::uint32_t key = lane / kChunks + r * kKeysPerCopy;
-      const std::int64_t page = __shfl_sync(0xFFFFFFFFU, place.page, key);
-      const std::int32_t slot = __shfl_sync(0xFFFFFFFFU, place.slot, key);
-      const std::uint32_t to = stage + code_offset<Config>(key, lane % kChunks);
-      ptx::copy_async16(to, k_ + page * p_->k.data_page + static_cast<std::int64_t>(slot) * p_->k.data_row);
-      ptx::copy_async16(to + Config::kCodeBytes,
-                        v_ + page * p_->v.data_page + static_cast<std::int64_t>(slot) * p_->v.data_row);
+      for (std::uint32_t r = 0; r < kChunks; ++r) {
+        const std::uint32_t key = lane / kChunks + r * kKeysPerCopy;
+        const std::int64_t page = __shfl_sync(0xFFFFFFFFU, place.page, key);
+        const std::int32_t slot = __shfl_sync(0xFFFFFFFFU, place.slot, key);
+        const std::uint32_t to = stage + code_offset<Config>(key, lane % kChunks);
+        ptx::copy_async16(to, k_ + page * p_->k.data_page + static_cast<std::int64_t>(slot) * p_->k.data_row);
+        ptx::copy_async16(to + Config::kCodeBytes,
+                          v_ + page * p_->v.data_page + static_cast<std::int64_t>(slot) * p_->v.data_row);
+      }
     }
   }
 
   /// Scales of key `lane`. Those past the length are whatever lies there.
   __device__ __forceinline__ void load_scales(Place place, ScaleRow<Config>& k, ScaleRow<Config>& v) const {
     const std::int64_t page = place.page;
-    if (Config::kPlain) {
+    if constexpr (Config::kPlain) {
       k.load(k_scales_ + page * p_->k.scale_page + place.slot * Config::kScaleBytes);
       v.load(v_scales_ + page * p_->v.scale_page + place.slot * Config::kScaleBytes);
     } else {
@@ -144,6 +160,7 @@ class Pages {
   const DecodeParams* p_;
   const std::int32_t* table_;
   std::int32_t last_;
+  std::uint32_t copy_to_;  // offset of the lane's first 16 bytes in a stage
   const std::uint8_t *k_, *v_, *k_scales_, *v_scales_;
 };
 
@@ -154,9 +171,10 @@ using Factors = float[Config::kRowTiles][2];
 /// Softmax state of a warp. Sums are of the thread's own keys.
 template <class Config>
 struct State {
-  float out[Config::kRowTiles][Config::kChunks][2][4];  // channels 4 g + 2 i (0, 1) and + 1 (2, 3), columns 2 t, 2 t + 1
+  float out[Config::kRowTiles][Config::kChunks][2]
+           [4];  // channels 4 g + 2 i (0, 1) and + 1 (2, 3), columns 2 t, 2 t + 1
   float max[Config::kRowTiles][2], sum[Config::kRowTiles][2];
-  std::int32_t exponent;  // mxfp4: e8m0 code of V that `out` is relative to, see scales.cuh
+  std::uint32_t bias;  // mxfp4: stands for the e8m0 code of V that `out` is relative to, see scales.cuh
 };
 
 template <class Config>
@@ -175,10 +193,18 @@ __device__ __forceinline__ void load_words(std::uint32_t (&w)[kCount], std::uint
   }
 }
 
+/// Offset of the row of 16 bytes whose address a lane gives to a matrix load of chunks 0 and 1, keys 0 to 15. Chunks
+/// c, c + 1: exclusive or with 16 c.
+template <class Config>
+__device__ __forceinline__ std::uint32_t matrix_row() {
+  const std::uint32_t lane = threadIdx.x % 32;
+  return code_offset<Config>(lane % 16, lane / 16);
+}
+
 /// x = q . K' of a tile, in units of the factor. queries: B operands [row tile][chunk][lane], 16 bytes each.
 template <class Config>
-__device__ __forceinline__ void score_tile(std::uint32_t codes, std::uint32_t scales, std::uint32_t queries,
-                                           Scores<Config>& x) {
+__device__ __forceinline__ void score_tile(std::uint32_t codes, std::uint32_t matrix, std::uint32_t scales,
+                                           std::uint32_t queries, Scores<Config>& x) {
   constexpr int kRowBytes = Config::kChunks * (Config::kMx ? 4 : 8);
   const std::uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const std::uint32_t row_scales = scales + g * kRowBytes + (Config::kMx ? 0 : t / 2 * Config::kChunks * 4);
@@ -197,7 +223,7 @@ __device__ __forceinline__ void score_tile(std::uint32_t codes, std::uint32_t sc
       load_words(scale[0], row_scales + 16 * m * kRowBytes + c * 4);
       load_words(scale[1], row_scales + (16 * m + 8) * kRowBytes + c * 4);
       std::uint32_t w[4];
-      ptx::load_matrices(w, codes + code_offset<Config>(16 * m + lane % 16, c + lane / 16));
+      ptx::load_matrices(w, codes + ((matrix ^ (c * 16)) + m * Config::kD * 8));
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         std::uint32_t a0[4], a1[4];
@@ -231,7 +257,7 @@ __device__ __forceinline__ void score_tile(std::uint32_t codes, std::uint32_t sc
 
 /// out += P V of a tile. p [n][m][h]: pairs of f16 (columns 2 t, 2 t + 1) of the key of row g.
 template <class Config>
-__device__ __forceinline__ void add_values(std::uint32_t codes, std::uint32_t scales,
+__device__ __forceinline__ void add_values(std::uint32_t codes, std::uint32_t matrix, std::uint32_t scales,
                                            const std::uint32_t (&p)[Config::kRowTiles][2][2], State<Config>& state) {
   const std::uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   std::uint32_t b[Config::kRowTiles][2][2];
@@ -252,7 +278,7 @@ __device__ __forceinline__ void add_values(std::uint32_t codes, std::uint32_t sc
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       std::uint32_t w[4];
-      ptx::load_matrices_transposed(w, codes + code_offset<Config>(16 * m + lane % 16, c + lane / 16));
+      ptx::load_matrices_transposed(w, codes + ((matrix ^ (c * 16)) + m * Config::kD * 8));
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         std::uint32_t a0[4], a1[4];  // keys of h = 0 and h = 1; index = channel 4 g + i
