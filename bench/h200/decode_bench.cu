@@ -1,5 +1,6 @@
-// Decode on an H200: median over CUDA-graph replays with the second-level cache flushed before each, JSON rows on
-// standard output. Arguments: none for the table, or "format batch kv" rows, e.g. mxfp4 32 32768.
+// FP4 decode on an H200: CUDA-graph replays with the second-level cache flushed before each, one JSON row a line on
+// standard output. Arguments: none for the table, or triples "format batch kv", e.g. mxfp4 32 32768.
+// Peers are times of other kernels on the same shape and card type, measured once (docs/notes/hopper-decode.md).
 #include <algorithm>
 #include <cstring>
 #include <string>

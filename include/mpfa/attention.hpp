@@ -40,10 +40,16 @@ struct AttentionProblem {
   bool sinks = false;              // one more logit per head in the denominator
   bool alibi = false;              // logit -= slope[h] * |p - j|
   MaskTensor mask = MaskTensor::none;
-  int threads = 0;  // most threads of a call; 0: as many as the process may use
+  int threads = 0;  // CPU: most threads of a call; 0: as many as the process may use
+  // GPU: a row's bits do not depend on the rest of the batch, at the price of fixed splits (the CPU is always so).
+  bool batch_invariant = false;
 };
 
 /// Pointers of one call. Inputs are never written.
+/// Plans for a GPU: every pointer is device memory, also cu_seqlens_q, the page table, lengths and the array of
+/// SequenceView with what it points to; lengths and page ids are read on the device when the call runs, so a captured
+/// CUDA graph may be replayed with others. A length outside [0, max_kv] is limited to it, rows of a sequence that uses
+/// a page id outside the pool become NaN.
 struct AttentionTensors {
   TensorView q;  // [batch, sq, q_heads, head_dim], or ragged [1, total_q, q_heads, head_dim]
   const std::int64_t* cu_seqlens_q = nullptr;  // [batch + 1] for ragged q, null for dense
@@ -53,6 +59,7 @@ struct AttentionTensors {
   const float* sinks = nullptr;         // [q_heads], in units of the scaled logit
   const float* alibi_slopes = nullptr;  // [q_heads]
   TensorView mask;                      // [batch|1, q_heads|1, sq, sk]: u8 (0 = masked) or f32 (added; -inf = masked)
+  void* stream = nullptr;               // GPU: the cudaStream_t to run on; null: the default stream
 };
 
 /// Caller-owned scratch, at least Plan::workspace_bytes, aligned to 64 bytes. Contents need not be set.
@@ -78,13 +85,15 @@ struct Plan {
   // Keys of a sequence with few rows are split at multiples of it, or of a multiple of it where that makes more than 32
   // splits: by its own length alone, so that rows do not depend on batch mates.
   std::int64_t split_keys = 0;
-  int threads = 1;
+  int threads = 1;          // CPU
+  int multiprocessors = 0;  // GPU: of the device that was current when the plan was made
 };
 
 /// Checks the problem and fixes schedule and workspace; valid for any length up to max_kv.
 [[nodiscard]] Result<Plan> plan(const AttentionProblem& problem, Device device);
 /// Runs the plan. Checks every pointer, shape, length and page id before anything is written. Calls may run at the same
-/// time with workspaces and outputs of their own.
+/// time with workspaces and outputs of their own. On a GPU the call enqueues its work and returns: it allocates
+/// nothing, does not wait, and checks what the host can see.
 [[nodiscard]] Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace,
                             const Executor& executor = {});
 

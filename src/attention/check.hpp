@@ -31,6 +31,17 @@ template <class... Args>
 [[nodiscard]] Status check_extras(const AttentionProblem& problem, const AttentionTensors& tensors, std::int64_t rows,
                                   std::int64_t keys);
 
+/// q and out of a call: dtypes, shapes, strides, capacity. Reads no element.
+[[nodiscard]] Status check_query(const AttentionProblem& problem, const AttentionTensors& tensors);
+[[nodiscard]] Status check_output(const AttentionProblem& problem, const AttentionTensors& tensors);
+
+/// What the host can check when the pointers are device memory: everything but lengths, page ids and the sequences.
+[[nodiscard]] Status check_device_tensors(const AttentionProblem& problem, const AttentionTensors& tensors);
+
+/// The cache's geometry and formats against the problem; `any_packed`: some token is in the pages.
+[[nodiscard]] Status check_cache_shape(const AttentionProblem& problem, const CacheView& cache);
+[[nodiscard]] Status check_cache_pages(const AttentionProblem& problem, const CacheView& cache, bool any_packed);
+
 /// check_tensors without the output.
 [[nodiscard]] Status check_inputs(const AttentionProblem& problem, const AttentionTensors& tensors);
 

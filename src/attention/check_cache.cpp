@@ -146,8 +146,7 @@ Status check_sequence(const AttentionProblem& p, const AttentionTensors& t, std:
 
 }  // namespace
 
-Status check_cache(const AttentionProblem& p, const AttentionTensors& t) {
-  const CacheView& c = t.cache;
+Status check_cache_shape(const AttentionProblem& p, const CacheView& c) {
   MPFA_RETURN_IF_ERROR(check_equal("cache.page_size", c.page_size, p.page_size));
   MPFA_RETURN_IF_ERROR(check_equal("cache.kv_heads", c.kv_heads, p.kv_heads));
   MPFA_RETURN_IF_ERROR(check_equal("cache.head_dim", c.head_dim, p.head_dim));
@@ -160,14 +159,24 @@ Status check_cache(const AttentionProblem& p, const AttentionTensors& t) {
         "with",
         recipe_text(p.recipe));
   }
+  return {};
+}
+
+Status check_cache_pages(const AttentionProblem& p, const CacheView& c, bool any_packed) {
+  MPFA_RETURN_IF_ERROR(check_operand("k", c.k_format, p.recipe.k, c.k, p.head_dim, p.page_size, any_packed));
+  return check_operand("v", c.v_format, p.recipe.v, c.v, p.head_dim_v, p.page_size, any_packed);
+}
+
+Status check_cache(const AttentionProblem& p, const AttentionTensors& t) {
+  const CacheView& c = t.cache;
+  MPFA_RETURN_IF_ERROR(check_cache_shape(p, c));
   if (p.batch > 0 && c.lengths == nullptr) return invalid("cache.lengths is null; {} lengths are needed", p.batch);
   bool any_packed = false;
   for (std::int64_t b = 0; b < p.batch; ++b) {
     MPFA_RETURN_IF_ERROR(check_sequence(p, t, b));
     any_packed = any_packed || (c.sequences == nullptr ? c.lengths[b] : c.sequences[b].packed_end) > 0;
   }
-  MPFA_RETURN_IF_ERROR(check_operand("k", c.k_format, p.recipe.k, c.k, p.head_dim, p.page_size, any_packed));
-  return check_operand("v", c.v_format, p.recipe.v, c.v, p.head_dim_v, p.page_size, any_packed);
+  return check_cache_pages(p, c, any_packed);
 }
 
 }  // namespace mpfa

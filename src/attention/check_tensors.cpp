@@ -112,8 +112,8 @@ Status check_extras(const AttentionProblem& p, const AttentionTensors& t, std::i
                  p.batch, p.q_heads, rows, keys);
 }
 
-Status check_inputs(const AttentionProblem& p, const AttentionTensors& t) {
-  std::array<std::int64_t, 4> shape{t.cu_seqlens_q == nullptr ? p.batch : 1, t.q.shape[1], p.q_heads, p.head_dim};
+Status check_query(const AttentionProblem& p, const AttentionTensors& t) {
+  const std::array<std::int64_t, 4> shape{t.cu_seqlens_q == nullptr ? p.batch : 1, t.q.shape[1], p.q_heads, p.head_dim};
   if (shape[1] < 0) return invalid("q has {} rows; 0 or more are needed", shape[1]);
   if (t.cu_seqlens_q == nullptr && shape[1] > p.max_q) {
     return out_of_range("q has {} rows per sequence, max_q is {}; plan with more", shape[1], p.max_q);
@@ -123,8 +123,18 @@ Status check_inputs(const AttentionProblem& p, const AttentionTensors& t) {
     return out_of_range("q has {} x {} rows, the plan was made for {} in all; plan with more", shape[0], shape[1],
                         capacity);
   }
-  MPFA_RETURN_IF_ERROR(check_rows("q", t.q, p.q_dtype, shape));
-  if (t.cu_seqlens_q != nullptr) MPFA_RETURN_IF_ERROR(check_cu_seqlens(p, t.cu_seqlens_q, shape[1]));
+  return check_rows("q", t.q, p.q_dtype, shape);
+}
+
+Status check_output(const AttentionProblem& p, const AttentionTensors& t) {
+  const std::array<std::int64_t, 4> shape{t.q.shape[0], t.q.shape[1], p.q_heads, p.head_dim_v};
+  MPFA_RETURN_IF_ERROR(check_rows("out", t.out, p.out_dtype, shape));
+  return elements(shape) == 0 ? Status{} : check_no_overlap(t.out);
+}
+
+Status check_inputs(const AttentionProblem& p, const AttentionTensors& t) {
+  MPFA_RETURN_IF_ERROR(check_query(p, t));
+  if (t.cu_seqlens_q != nullptr) MPFA_RETURN_IF_ERROR(check_cu_seqlens(p, t.cu_seqlens_q, t.q.shape[1]));
   MPFA_RETURN_IF_ERROR(check_cache(p, t));
   std::int64_t rows = 0;
   std::int64_t keys = 0;
@@ -137,9 +147,24 @@ Status check_inputs(const AttentionProblem& p, const AttentionTensors& t) {
 
 Status check_tensors(const AttentionProblem& p, const AttentionTensors& t) {
   MPFA_RETURN_IF_ERROR(check_inputs(p, t));
-  const std::array<std::int64_t, 4> shape{t.q.shape[0], t.q.shape[1], p.q_heads, p.head_dim_v};
-  MPFA_RETURN_IF_ERROR(check_rows("out", t.out, p.out_dtype, shape));
-  return elements(shape) == 0 ? Status{} : check_no_overlap(t.out);
+  return check_output(p, t);
+}
+
+Status check_device_tensors(const AttentionProblem& p, const AttentionTensors& t) {
+  MPFA_RETURN_IF_ERROR(check_query(p, t));
+  MPFA_RETURN_IF_ERROR(check_output(p, t));
+  const CacheView& c = t.cache;
+  MPFA_RETURN_IF_ERROR(check_cache_shape(p, c));
+  if (p.batch > 0 && c.lengths == nullptr) return invalid("cache.lengths is null; {} lengths are needed", p.batch);
+  if (p.batch > 0 && p.max_kv > 0) {
+    const std::int64_t pages = (p.max_kv + p.page_size - 1) / p.page_size;
+    if (c.page_table == nullptr || c.page_table_stride < pages) {
+      return invalid("the page table has {} columns; sequences of max_kv = {} tokens in pages of {} need {}",
+                     c.page_table == nullptr ? 0 : c.page_table_stride, p.max_kv, p.page_size, pages);
+    }
+  }
+  MPFA_RETURN_IF_ERROR(check_cache_pages(p, c, p.max_kv > 0));
+  return check_extras(p, t, p.max_q, p.max_kv);
 }
 
 }  // namespace mpfa

@@ -3,8 +3,12 @@
 #include <cstdint>
 #include <new>
 
+#include "attention/check.hpp"
 #include "attention/names.hpp"
 #include "cpu/kernel.hpp"
+#ifdef MPFA_HAVE_CUDA
+#include "cuda/sm90/attention.hpp"
+#endif
 #include "mpfa/attention.hpp"
 #include "text/heap_full.hpp"
 #include "threads/run_tasks.hpp"
@@ -33,8 +37,10 @@ Status check_workspace(const Plan& plan, Workspace w) {
 Support supports(const AttentionProblem& problem, Device device) {
   if (const Status s = check_problem(problem); !s.ok()) return {"", {s.message()}};
   if (device == Device::cpu) return cpu::supports(problem);
-  return {"",
-          {fmt::format("no {} kernel in this build; only cpu is built, so plan for Device::cpu", device_name(device))}};
+#ifdef MPFA_HAVE_CUDA
+  if (device == Device::sm90) return sm90::supports(problem);
+#endif
+  return {"", {fmt::format("no {} kernel in this build; plan for Device::cpu", device_name(device))}};
 }
 
 Result<Plan> plan(const AttentionProblem& problem, Device device) try {
@@ -48,6 +54,12 @@ Result<Plan> plan(const AttentionProblem& problem, Device device) try {
   Plan p;
   p.problem = problem;
   p.kernel = support.kernel;
+#ifdef MPFA_HAVE_CUDA
+  if (device == Device::sm90) {
+    MPFA_RETURN_IF_ERROR(sm90::plan(p));
+    return p;
+  }
+#endif
   p.threads = threads::resolve_threads(problem.threads);
   p.split_keys = cpu::kSplitKeys;
   p.workspace_bytes = cpu::workspace_bytes(problem, p.threads, p.split_keys);
@@ -57,6 +69,13 @@ Result<Plan> plan(const AttentionProblem& problem, Device device) try {
 }
 
 Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace, const Executor& executor) try {
+#ifdef MPFA_HAVE_CUDA
+  if (plan.kernel == sm90::kKernelName) {
+    MPFA_RETURN_IF_ERROR(check_device_tensors(plan.problem, tensors));
+    MPFA_RETURN_IF_ERROR(check_workspace(plan, workspace));
+    return sm90::attend(plan, tensors, workspace);
+  }
+#endif
   if (plan.kernel != "cpu_tiled") {
     return {StatusCode::invalid_argument,
             fmt::format("attend: the plan names kernel '{}'; use a Plan that plan() returned", plan.kernel)};

@@ -6,9 +6,6 @@
 // last.
 #pragma once
 
-#ifndef TRACE
-#define TRACE(n)
-#endif
 #include "cuda/sm90/decode/fp4/merge.cuh"
 #include "cuda/sm90/decode/fp4/scales.cuh"
 #include "cuda/sm90/decode/fp4/schedule.cuh"
@@ -137,32 +134,29 @@ __global__ void __launch_bounds__(Config::kThreads, 1) decode_fp4(const __grid_c
   Walk<Config> walk(p);
   std::int32_t taken = -1;  // short chunk that thread 0 took for the block; at the start it has its own
   for (int slot = 0;; slot ^= 1) {
-    TRACE(0);
     choose_work(p, exchange, slot, taken);
-    TRACE(1);
     const Work& work = exchange.work[slot];
     const Work& done = exchange.work[slot ^ 1];
     const bool bad_page = walk.bad_page();
+    const int row_tile = threadIdx.x / 32;
+    RawQuery<Config> query{};
+    if (row_tile < Config::kRowTiles && work.more != 0) query = load_query<Config>(p, work, row_tile);
     walk.start(work, memory);
-    TRACE(2);
     if (taken < 0) {
       cudaGridDependencySynchronize();  // counters are zero from here on
     } else {
       finish_piece<Config>(p, done.sequence, done.piece, exchange, state, bad_page);
     }
-    TRACE(3);
     if (work.more == 0) break;
-    if (threadIdx.x / 32 < Config::kRowTiles) {
-      load_queries<Config>(p, work.sequence, work.piece, threadIdx.x / 32, exchange.queries, exchange.factors);
+    if (row_tile < Config::kRowTiles) {
+      store_query<Config>(p, work, row_tile, query, exchange.queries, exchange.factors);
     }
     load_shifts<Config>(p, work.sequence, work.piece, exchange);
     taken = 0;
     if (threadIdx.x == 0 && work.ends_chunk != 0) taken = atomicAdd(p.counters, 1);
     clear_state<Config>(state);
     __syncthreads();
-    TRACE(4);
     walk.run(exchange, work, memory, state);
-    TRACE(5);
   }
 }
 

@@ -55,10 +55,9 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   // A row's keys lie in at most ceil(tiles / chunk) + 1 chunks.
   l.least_chunk = static_cast<std::int32_t>((tiles + kMaxSplits - 2) / (kMaxSplits - 1));
   l.fixed_split = std::max(shape.fixed_split_keys / kTileKeys, shape.fixed_split_keys > 0 ? l.least_chunk : 0);
-  
+
   l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
-  const std::int64_t chunks = l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split)
-                                                : l.blocks;
+  const std::int64_t chunks = l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split) : l.blocks;
   const auto slots = static_cast<std::size_t>(chunks + lines);
   l.states = align(static_cast<std::size_t>(1 + lines) * sizeof(std::int32_t));
   l.outs = l.states + align(slots * block_rows * sizeof(float2));

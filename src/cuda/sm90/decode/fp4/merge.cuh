@@ -161,7 +161,7 @@ __device__ __forceinline__ void merge_warps(const Exchange<Config>& exchange, St
       }
     }
   }
-  if (threadIdx.x < rows) {
+  if (static_cast<int>(threadIdx.x) < rows) {
     const int row = threadIdx.x;
     float top = exchange.max[row];
     for (int w = 1; w < Config::kWarps; ++w) top = fmaxf(top, exchange.max[w * Config::kRows + row]);
@@ -186,8 +186,8 @@ __device__ __forceinline__ float4 sum_warps(const Exchange<Config>& exchange, in
   return v;
 }
 
-/// Merges the partial results of the piece's rows and writes them. kShare neighbouring lanes share a place of the output
-/// and take every kShare-th partial result.
+/// Merges the partial results of the piece's rows and writes them. kShare neighbouring lanes share a place of the
+/// output and take every kShare-th partial result.
 template <class Config>
 __device__ __forceinline__ void merge_pieces(const DecodeParams& p, const Sequence& s, const Piece& piece,
                                              const Exchange<Config>& exchange, std::int32_t rows) {
@@ -254,8 +254,9 @@ __device__ __forceinline__ void finish_piece(const DecodeParams& p, const Sequen
   }
   float4* partials =
       reinterpret_cast<float4*>(p.partial_out) + static_cast<std::int64_t>(piece.slot) * Config::kRows * kQuads;
-  for (int i = threadIdx.x; i < rows * kQuads; i += Config::kThreads) partials[i] = sum_warps(exchange, i / kQuads, i % kQuads);
-  if (threadIdx.x < rows) {
+  for (int i = threadIdx.x; i < rows * kQuads; i += Config::kThreads)
+    partials[i] = sum_warps(exchange, i / kQuads, i % kQuads);
+  if (static_cast<int>(threadIdx.x) < rows) {
     p.partial_state[static_cast<std::int64_t>(piece.slot) * Config::kRows + threadIdx.x] =
         make_float2(exchange.row_max[threadIdx.x], exchange.row_sum[threadIdx.x]);
   }

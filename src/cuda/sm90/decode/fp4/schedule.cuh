@@ -55,11 +55,32 @@ class Schedule {
     const int lane = threadIdx.x % 32;
     lines_ = p.kv_heads * p.row_blocks;
     fixed_ = p.fixed_split;
-    std::int32_t total = 0;
-    for (std::int32_t b = lane; b < p.batch; b += 32) total += length(p, b);
+    std::int32_t total = 0, longest = 0, outputs = 0;
+#pragma unroll 1
+    for (std::int32_t b = lane; b < p.batch; b += 32) {
+      const std::int32_t tiles = length(p, b);
+      total += tiles;
+      longest = max(longest, tiles);
+      outputs += tiles > 0 ? lines_ : 0;
+    }
     total_ = __reduce_add_sync(0xFFFFFFFFU, total);
     const auto blocks = static_cast<std::int32_t>(gridDim.x);
-    size_ = fixed_ > 0 ? fixed_ : max((total_ + blocks - 1) / blocks, max(p.least_chunk, 1));
+    size_ = max((total_ + blocks - 1) / blocks, max(p.least_chunk, 1));
+    if (fixed_ == 0) {
+      longest = __reduce_max_sync(0xFFFFFFFFU, longest) / lines_;
+      outputs = __reduce_add_sync(0xFFFFFFFFU, outputs);
+      const std::int32_t splits = blocks / max(outputs, 1);
+      const std::int32_t split = splits > 0 ? max((longest + splits - 1) / splits, p.least_chunk) : 0;
+      // Worth 1/16 of the work: about what a second piece costs.
+      if (split > 0 && split <= size_ + size_ / 16 + 1) {
+        fixed_ = split;
+        total_ = 0;
+#pragma unroll 1
+        for (std::int32_t b = lane; b < p.batch; b += 32) total_ += length(p, b);
+        total_ = __reduce_add_sync(0xFFFFFFFFU, total_);
+      }
+    }
+    if (fixed_ > 0) size_ = fixed_;
     chunk_ = blockIdx.x;
     enter_chunk();
   }
@@ -83,6 +104,7 @@ class Schedule {
     for (std::int32_t b0 = 0;; b0 += 32) {
       const std::int32_t own = length(p, b0 + lane);
       std::int32_t sum = own;
+#pragma unroll 1
       for (int i = 1; i < 32; i *= 2) {
         const std::int32_t other = __shfl_up_sync(0xFFFFFFFFU, sum, i);
         if (lane >= i) sum += other;

@@ -56,25 +56,40 @@ __device__ __forceinline__ float2 unpack_q(std::uint32_t pair, bool bf16) {
   return __half22float2(*reinterpret_cast<__half2*>(&pair));
 }
 
+/// The thread's channels of a query row: 8 of every chunk.
+template <class Config>
+struct RawQuery {
+  uint4 q[Config::kChunks];
+};
+
+/// Starts the loads of row tile n of the piece's block.
+template <class Config>
+__device__ __forceinline__ RawQuery<Config> load_query(const DecodeParams& p, const Work& work, int n) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const std::int32_t r = work.piece.row_block * Config::kRows + n * 8 + g;
+  const RowPlace place = place_row(p, work.piece.head, min(r, work.sequence.sq * p.group - 1));
+  const auto* from = static_cast<const std::uint16_t*>(p.q) + q_offset(p, work.sequence, work.piece.b, place) + t * 8;
+  RawQuery<Config> raw;
+#pragma unroll
+  for (int c = 0; c < Config::kChunks; ++c) raw.q[c] = __ldg(reinterpret_cast<const uint4*>(from + c * 32));
+  return raw;
+}
+
 /// Row tile n of the piece's block as B operands to shared memory, with the factors of its rows; one warp. A row is
 /// scaled by a power of two so that its largest element is in [2^14, 2^15): f16 then holds every bf16 and f16 element
 /// exactly down to 2^-31 of the largest.
 template <class Config>
-__device__ __forceinline__ void load_queries(const DecodeParams& p, const Sequence& s, const Piece& piece, int n,
-                                             uint4* queries, float* factors) {
+__device__ __forceinline__ void store_query(const DecodeParams& p, const Work& work, int n, const RawQuery<Config>& raw,
+                                            uint4* queries, float* factors) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const std::int32_t all_rows = s.sq * p.group;
-  const std::int32_t r = piece.row_block * Config::kRows + n * 8 + g;
-  const auto* from = static_cast<const std::uint16_t*>(p.q) +
-                     q_offset(p, s, piece.b, place_row(p, piece.head, min(r, all_rows - 1))) + t * 8;
+  const bool real = work.piece.row_block * Config::kRows + n * 8 + g < work.sequence.sq * p.group;
   std::uint32_t q[Config::kChunks][4];
-  std::uint32_t largest_pair = 0;
 #pragma unroll
   for (int c = 0; c < Config::kChunks; ++c) {
-    uint4 raw = __ldg(reinterpret_cast<const uint4*>(from + c * 32));
-    if (r >= all_rows) raw = make_uint4(0, 0, 0, 0);
-    q[c][0] = raw.x, q[c][1] = raw.y, q[c][2] = raw.z, q[c][3] = raw.w;
+    const uint4 four = real ? raw.q[c] : make_uint4(0, 0, 0, 0);
+    q[c][0] = four.x, q[c][1] = four.y, q[c][2] = four.z, q[c][3] = four.w;
   }
+  std::uint32_t largest_pair = 0;
 #pragma unroll
   for (int i = 0; i < Config::kChunks * 4; ++i) {
     std::uint32_t& two = q[i / 4][i % 4];
@@ -105,7 +120,7 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, const Sequen
     for (int i = 0; i < 4; ++i) q[c][i] = half2_bits(__floats2half2_rn(v[i], v[i + 4]));
     queries[(n * Config::kChunks + c) * 32 + lane] = make_uint4(q[c][0], q[c][1], q[c][2], q[c][3]);
   }
-  const float global = p.k.global == nullptr ? 1.0F : p.k.global[piece.head];
+  const float global = p.k.global == nullptr ? 1.0F : p.k.global[work.piece.head];
   if (t == 0) factors[n * 8 + g] = p.scale * kLog2E * kCodeUnit * global / lift;
 }
 

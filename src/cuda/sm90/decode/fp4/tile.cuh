@@ -124,9 +124,9 @@ class Pages {
 #pragma unroll
       for (std::uint32_t r = 0; r < kChunks; ++r) {
         // Keys of the first copy have every swizzle there is if a copy has 8 keys or more.
-        const std::uint32_t to = kKeysPerCopy >= 8 ? stage + copy_to_ + r * 512
-                                                   : stage + code_offset<Config>(lane / kChunks + r * kKeysPerCopy,
-                                                                                 lane % kChunks);
+        const std::uint32_t to = kKeysPerCopy >= 8
+                                     ? stage + copy_to_ + r * 512
+                                     : stage + code_offset<Config>(lane / kChunks + r * kKeysPerCopy, lane % kChunks);
         ptx::copy_async16(to, k + r * 512);
         ptx::copy_async16(to + Config::kCodeBytes, v + r * 512);
       }

@@ -1,0 +1,211 @@
+#include "cuda/sm90/attention.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "attention/check.hpp"
+#include "attention/names.hpp"
+#include "attention/sequences.hpp"
+#include "cuda/sm90/decode/fp4/launch.h"
+
+namespace mpfa::sm90 {
+namespace {
+
+constexpr std::int64_t kMostQueries = 16;
+constexpr std::int64_t kFixedSplitKeys = 2048;  // batch_invariant
+constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
+
+class Reasons {
+ public:
+  template <class... Args>
+  void add_if(bool condition, fmt::format_string<Args...> text, Args&&... args) {
+    if (condition) all_.push_back("sm90: " + fmt::format(text, std::forward<Args>(args)...));
+  }
+  [[nodiscard]] std::vector<std::string> take() { return std::move(all_); }
+
+ private:
+  std::vector<std::string> all_;
+};
+
+bool is_fp4(const BlockFormat& f) {
+  const bool mx = f.scale == ScaleType::e8m0 && f.block_channels == 32;
+  const bool nv = f.scale == ScaleType::e4m3 && f.block_channels == 16;
+  return f.element == Element::e2m1 && f.axis == PackAxis::head_dim && (mx || nv);
+}
+
+Fp4Scale scale_of(const AttentionProblem& p) {
+  return p.recipe.k.scale == ScaleType::e8m0 ? Fp4Scale::e8m0_32 : Fp4Scale::e4m3_16;
+}
+
+void check_recipe_fields(const AttentionProblem& p, Reasons& reasons) {
+  const Recipe& r = p.recipe;
+  const bool same_scale = r.k.scale == r.v.scale;
+  reasons.add_if(!is_fp4(r.k) || !is_fp4(r.v) || !same_scale,
+                 "K is {} and V is {}; both must be mxfp4 or both nvfp4 (any scale rule), or use Device::cpu",
+                 format_name(r.k), format_name(r.v));
+  reasons.add_if(r.q.element != Element::bf16 && r.q.element != Element::f16, "Q is {}; use q=bf16 or q=fp16",
+                 format_name(r.q));
+  reasons.add_if(r.p != PMode::bf16, "P is rounded to something other than 16 bits; use p=bf16");
+  reasons.add_if(r.q_centre != QCentre::none || r.rank_one != RankOne::off,
+                 "Q is centred; use q_centre=none,rank_one=off");
+  reasons.add_if(r.rotate != Rotate::none, "the recipe rotates; use rotate=none");
+  reasons.add_if(keeps_wide_tokens(r), "the recipe keeps tokens in 16 bits; use sink=0,recent=0,phase_switch=off");
+  reasons.add_if(r.v_residual, "V has an affine residual; use v_residual=off");
+  reasons.add_if(r.logit_cap > 0.0F, "logit_cap is set; use logit_cap=0");
+}
+
+DecodeShape decode_shape(const AttentionProblem& p) {
+  DecodeShape s;
+  s.head_dim = static_cast<std::int32_t>(p.head_dim);
+  s.scale = scale_of(p);
+  s.batch = static_cast<std::int32_t>(p.batch);
+  s.kv_heads = static_cast<std::int32_t>(p.kv_heads);
+  s.group = static_cast<std::int32_t>(p.q_heads / p.kv_heads);
+  s.max_q = static_cast<std::int32_t>(p.max_q);
+  s.max_kv = static_cast<std::int32_t>(p.max_kv);
+  s.fixed_split_keys = p.batch_invariant ? static_cast<std::int32_t>(kFixedSplitKeys) : 0;
+  return s;
+}
+
+/// Multiprocessors of the current device, or why there is no sm_90 device.
+Result<int> current_device() {
+  int device = 0, major = 0, multiprocessors = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (e != cudaSuccess) {
+    return Status{StatusCode::unsupported,
+                  fmt::format("sm90: no CUDA device ({}); plan for Device::cpu", cudaGetErrorString(e))};
+  }
+  if (major == 9) return multiprocessors;
+  return Status{StatusCode::unsupported,
+                fmt::format("sm90: device {} has compute capability {}.x, 9.x is needed; make another device current",
+                            device, major)};
+}
+
+Status check_aligned(const char* name, const void* data, std::int64_t bytes,
+                     std::initializer_list<std::int64_t> steps) {
+  std::uintptr_t all = reinterpret_cast<std::uintptr_t>(data);
+  for (const std::int64_t step : steps) all |= static_cast<std::uintptr_t>(step);
+  if (all % static_cast<std::uintptr_t>(bytes) == 0) return {};
+  return invalid("{} must start and step by multiples of {} bytes for the sm90 kernel; align it or use Device::cpu",
+                 name, bytes);
+}
+
+Status fill_pages(const char* name, const OperandPages& o, std::int64_t d, std::int64_t scale_bytes, DecodePages& out) {
+  MPFA_RETURN_IF_ERROR(check_aligned(name, o.data, 16, {o.data_page_stride, o.data_head_stride, o.data_row_stride}));
+  MPFA_RETURN_IF_ERROR(
+      check_aligned(name, o.scales, scale_bytes, {o.scale_page_stride, o.scale_head_stride, o.scale_row_stride}));
+  for (const std::int64_t stride : {o.data_page_stride, o.data_row_stride, o.scale_page_stride, o.scale_row_stride}) {
+    if (stride >= 0 && stride <= kMaxInt) continue;
+    return invalid("{} has a stride of {} bytes; page and row strides must be in [0, {}]", name, stride, kMaxInt);
+  }
+  if (o.data_row_stride < d / 2)
+    return invalid("{} has rows of {} bytes, {} are needed", name, o.data_row_stride, d / 2);
+  out.data = reinterpret_cast<const std::uint8_t*>(o.data);
+  out.scales = reinterpret_cast<const std::uint8_t*>(o.scales);
+  out.global = o.global;
+  out.data_head = o.data_head_stride, out.scale_head = o.scale_head_stride;
+  out.data_page = static_cast<std::int32_t>(o.data_page_stride);
+  out.data_row = static_cast<std::int32_t>(o.data_row_stride);
+  out.scale_page = static_cast<std::int32_t>(o.scale_page_stride);
+  out.scale_row = static_cast<std::int32_t>(o.scale_row_stride);
+  return {};
+}
+
+bool rows_side_by_side(const DecodePages& pages, std::int64_t d, std::int64_t scale_bytes) {
+  return pages.data_row == d / 2 && pages.scale_row == scale_bytes;
+}
+
+std::int32_t window(std::int64_t keys) {
+  return static_cast<std::int32_t>(std::min(keys, kMaxInt / 2));
+}
+
+}  // namespace
+
+Support supports(const AttentionProblem& p) {
+  Reasons reasons;
+  check_recipe_fields(p, reasons);
+  reasons.add_if(p.head_dim != p.head_dim_v || !has_decode_kernel(static_cast<std::int32_t>(p.head_dim)),
+                 "head_dim is {} and head_dim_v {}; both must be 64, 128 or 256", p.head_dim, p.head_dim_v);
+  reasons.add_if(p.max_q > kMostQueries, "max_q is {}; the decode kernel takes 1 to {} queries of a sequence", p.max_q,
+                 kMostQueries);
+  reasons.add_if(p.q_dtype == DType::f32, "q is f32; convert it to bf16 or f16");
+  reasons.add_if(p.alibi, "ALiBi is not supported; use Device::cpu");
+  reasons.add_if(p.mask != MaskTensor::none, "mask tensors are not supported; use Device::cpu");
+  const std::int64_t rows = p.q_heads / p.kv_heads * p.max_q;
+  std::int64_t tiles = 0;
+  const bool too_large = __builtin_mul_overflow(p.batch * p.kv_heads * ((rows + 7) / 8),
+                                                p.max_kv / kTileKeys + 2 + kFixedSplitKeys / kTileKeys, &tiles) ||
+                         tiles > kMaxInt || p.max_kv > kMaxInt / 2;
+  reasons.add_if(too_large, "batch {} x kv_heads {} x max_kv {} is more than 2^31 tiles of {} keys; split the batch",
+                 p.batch, p.kv_heads, p.max_kv, kTileKeys);
+  if (const Result<int> device = current_device(); !device.ok()) {
+    std::vector<std::string> all = reasons.take();
+    all.push_back(device.status().message());
+    return {"", std::move(all)};
+  }
+  std::vector<std::string> all = reasons.take();
+  if (all.empty()) return {kKernelName, {}};
+  return {"", std::move(all)};
+}
+
+Status plan(Plan& plan) {
+  const Result<int> device = current_device();
+  if (!device.ok()) return device.status();
+  plan.multiprocessors = device.value();
+  const DecodeLaunch launch = plan_decode(decode_shape(plan.problem), plan.multiprocessors);
+  plan.split_keys = static_cast<std::int64_t>(launch.fixed_split) * kTileKeys;
+  plan.workspace_bytes = launch.workspace_bytes;
+  return {};
+}
+
+Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) {
+  const AttentionProblem& p = plan.problem;
+  const DecodeShape shape = decode_shape(p);
+  const std::int64_t scale_bytes = p.head_dim / (shape.scale == Fp4Scale::e8m0_32 ? 32 : 16);
+  DecodeParams d{};
+  if (p.max_kv > 0) {
+    MPFA_RETURN_IF_ERROR(fill_pages("cache.k", t.cache.k, p.head_dim, scale_bytes, d.k));
+    MPFA_RETURN_IF_ERROR(fill_pages("cache.v", t.cache.v, p.head_dim, scale_bytes, d.v));
+  }
+  MPFA_RETURN_IF_ERROR(check_aligned("q", t.q.data, 16, {t.q.stride[0] * 2, t.q.stride[1] * 2, t.q.stride[2] * 2}));
+  d.q = t.q.data;
+  d.q_batch = t.q.stride[0], d.q_row = t.q.stride[1], d.q_head = t.q.stride[2];
+  d.out = t.out.data;
+  d.out_batch = t.out.stride[0], d.out_row = t.out.stride[1], d.out_head = t.out.stride[2];
+  d.lse = t.lse;
+  d.lse_rows = t.q.shape[1];
+  d.cu_seqlens_q = t.cu_seqlens_q;
+  d.lengths = t.cache.lengths;
+  d.page_table = t.cache.page_table;
+  d.page_table_stride = t.cache.page_table_stride;
+  d.sequences = t.cache.sequences;
+  d.sinks = t.sinks;
+  d.batch = shape.batch, d.kv_heads = shape.kv_heads, d.q_heads = static_cast<std::int32_t>(p.q_heads);
+  d.group = shape.group;
+  d.sq = t.cu_seqlens_q == nullptr ? static_cast<std::int32_t>(t.q.shape[1]) : shape.max_q;
+  d.num_pages = static_cast<std::int32_t>(std::min(t.cache.num_pages, kMaxInt));
+  d.page_size = static_cast<std::int32_t>(p.page_size), d.max_kv = shape.max_kv;
+  d.window_left = window(p.window_left), d.window_right = window(p.window_right);
+  d.causal = p.causal ? 1 : 0;
+  d.q_bf16 = p.q_dtype == DType::bf16 ? 1 : 0;
+  d.round_q_bf16 = p.q_dtype == DType::f16 && p.recipe.q.element == Element::bf16 ? 1 : 0;
+  d.out_type = p.out_dtype == DType::f32 ? 0 : p.out_dtype == DType::bf16 ? 1 : 2;
+  d.scale = softmax_scale(p);
+  d.softcap = p.softcap;
+  d.page_div = make_divisor(static_cast<std::uint32_t>(d.page_size));
+  d.group_div = make_divisor(static_cast<std::uint32_t>(d.group));
+  d.plain = p.page_size % kTileKeys == 0 && p.softcap == 0.0F && rows_side_by_side(d.k, p.head_dim, scale_bytes) &&
+            rows_side_by_side(d.v, p.head_dim, scale_bytes);
+  const cudaError_t e = launch_decode(shape, plan_decode(shape, plan.multiprocessors), d, workspace.data,
+                                      static_cast<cudaStream_t>(t.stream));
+  if (e == cudaSuccess) return {};
+  return {StatusCode::internal, fmt::format("attend: CUDA refused the launch: {}", cudaGetErrorString(e))};
+}
+
+}  // namespace mpfa::sm90
