@@ -1,66 +1,20 @@
 // FP4 decode on an H200: CUDA-graph replays with the second-level cache flushed before each, one JSON row a line on
 // standard output. Arguments: none for the table, or triples "format batch kv", e.g. mxfp4 32 32768.
 // Peers are times of other kernels on the same shape and card type, measured once (docs/notes/hopper-decode.md).
-#include <algorithm>
 #include <cstring>
 #include <string>
 
-#include "tests/cuda/support/fp4_case.cuh"
+#include "bench/h200/timing.cuh"
 
 namespace {
 
+using mpfa::bench::measure;
+using mpfa::bench::Times;
 using mpfa::sm90::Fp4Scale;
-using mpfa::test::Device;
 using mpfa::test::Fp4Case;
 using mpfa::test::Fp4Shape;
-using mpfa::test::require;
 
 constexpr double kReadBandwidth = 4.54e12;  // measured on an H200, bytes/s
-constexpr int kRuns = 15;
-
-__global__ void touch(std::uint32_t* p, std::size_t n) {
-  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n;
-       i += std::size_t{gridDim.x} * blockDim.x) {
-    p[i] += 1;
-  }
-}
-
-struct Times {
-  float median, min, max;  // us
-};
-
-Times measure(const Fp4Case& c) {
-  static Device<std::uint32_t> flush(64 << 20);  // 256 MB, four times the cache
-  cudaStream_t stream;
-  require(cudaStreamCreate(&stream), "stream");
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  c.run(stream, 1);
-  require(cudaStreamEndCapture(stream, &graph), "capture");
-  require(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-  cudaEvent_t begin, end;
-  require(cudaEventCreate(&begin), "event");
-  require(cudaEventCreate(&end), "event");
-  std::vector<float> us;
-  for (int i = 0; i < kRuns + 3; ++i) {
-    touch<<<1024, 256, 0, stream>>>(flush.get(), flush.bytes() / 4);
-    require(cudaEventRecord(begin, stream), "event");
-    require(cudaGraphLaunch(exec, stream), "launch");
-    require(cudaEventRecord(end, stream), "event");
-    require(cudaEventSynchronize(end), "run");
-    float ms = 0;
-    require(cudaEventElapsedTime(&ms, begin, end), "event");
-    if (i >= 3) us.push_back(ms * 1000);
-  }
-  std::sort(us.begin(), us.end());
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  cudaStreamDestroy(stream);
-  return {us[us.size() / 2], us.front(), us.back()};
-}
 
 /// Best published or measured 16-bit times of the same shape on this card type, us; 0: not measured.
 struct Peers {
@@ -79,7 +33,7 @@ void row(const char* format, int batch, int kv, int q_heads, int sq) {
   s.scale = std::strcmp(format, "nvfp4") == 0 ? Fp4Scale::e4m3_16 : Fp4Scale::e8m0_32;
   s.batch = batch, s.lengths.assign(batch, kv), s.q_heads = q_heads, s.sq = sq, s.causal = sq > 1;
   const Fp4Case c(s);
-  const Times t = measure(c);
+  const Times t = measure([&](cudaStream_t stream) { c.run(stream, 1); });
   const double rate = c.cache_bytes() / t.median * 1e6;
   std::printf(
       "{\"b\": %d, \"kv\": %d, \"q\": %d, \"hq\": %d, \"hkv\": %d, \"d\": %d, \"page\": %d, \"k_format\": \"%s\", "

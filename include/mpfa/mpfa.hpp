@@ -3,6 +3,7 @@
 
 #include "mpfa/attention.hpp"
 #include "mpfa/cache.hpp"
+#include "mpfa/device_cache.hpp"
 #include "mpfa/executor.hpp"
 #include "mpfa/formats.hpp"
 #include "mpfa/layout.hpp"

@@ -183,6 +183,66 @@ TEST(BatchInvariant, ARowHasTheSameBitsAloneAndInABatch) {
   EXPECT_TRUE(std::equal(y.begin(), y.end(), x.begin()));
 }
 
+class Formats : public testing::TestWithParam<const char*> {};
+
+/// Every byte of the pool, written or not, is what the host writes.
+TEST_P(Formats, SlotsGetTheBytesOfTheHost) {
+  constexpr std::int64_t kTokens = 300, kHeads = 2, kDim = 128, kPage = 16, kPages = 40;
+  CacheConfig config;
+  config.recipe = recipe(std::string("kv=") + GetParam() + ",centre=static,v_mean=static");
+  config.num_pages = kPages, config.page_size = kPage;
+  config.q_heads = config.kv_heads = kHeads, config.head_dim = config.head_dim_v = kDim;
+  config.k_mean = gaussian({1, 1, kHeads, kDim}, 1).data;
+  config.v_mean = gaussian({1, 1, kHeads, kDim}, 2).data;
+  if (config.recipe.k.scale == ScaleType::e4m3) config.k_global = {0.37F, 2.9F}, config.v_global = {1.0F, 0.1F};
+  PagedCache cache = std::move(PagedCache::create(config)).value();
+  std::memset(cache.storage(), 0xA5, static_cast<std::size_t>(cache.storage_bytes()));
+  Tensor k = heavy_tail({1, kTokens, kHeads, kDim}, 3), v = gaussian({1, kTokens, kHeads, kDim}, 4);
+  k.data[5] = INFINITY, k.data[700] = 3e38F, v.data[9] = NAN;
+  for (std::size_t i = 0; i < 4096; ++i) k.data[9000 + i] *= std::exp2(static_cast<float>(i % 250) - 125.0F);
+  for (std::size_t i = 0; i < 1024; ++i) v.data[20000 + i] *= 1e-40F;
+  std::vector<std::int64_t> slots(kTokens);
+  for (std::int64_t i = 0; i < kTokens; ++i) slots[i] = i % 7 == 3 ? -1 : (i * 211) % (kPages * kPage);
+
+  Memory memory;
+  const std::byte* host = cache.storage();
+  std::byte* pool = memory.copy(cache.storage(), static_cast<std::size_t>(cache.storage_bytes()));
+  const CacheView view = cache.view();
+  SlotWrite w;
+  w.recipe = config.recipe;
+  w.num_pages = kPages, w.page_size = kPage;
+  w.k = contiguous(static_cast<const void*>(memory.copy(k.data.data(), k.data.size())), DType::f32, k.shape);
+  w.v = contiguous(static_cast<const void*>(memory.copy(v.data.data(), v.data.size())), DType::f32, v.shape);
+  w.slot_mapping = memory.copy(slots.data(), slots.size());
+  w.k_mean = memory.copy(config.k_mean.data(), config.k_mean.size());
+  w.v_mean = memory.copy(config.v_mean.data(), config.v_mean.size());
+  const auto pages = [&](const OperandPages& o, const std::vector<float>& global) {
+    MutableOperandPages m{pool + (o.data - host), o.data_page_stride,       o.data_head_stride,
+                          o.data_row_stride,      pool + (o.scales - host), o.scale_page_stride,
+                          o.scale_head_stride,    o.scale_row_stride,       nullptr};
+    if (!global.empty()) m.global = memory.copy(global.data(), global.size());
+    return m;
+  };
+  w.k_pages = pages(view.k, config.k_global), w.v_pages = pages(view.v, config.v_global);
+  w.counters = memory.copy<unsigned long long>(nullptr, 3);
+  require(cudaMemset(w.counters, 0, 24));
+  const Status on_device = write_slots(w, Device::sm90);
+  ASSERT_TRUE(on_device.ok()) << on_device.message();
+  const Status on_host = cache.write_slots(k.view(), v.view(), slots);
+  ASSERT_TRUE(on_host.ok()) << on_host.message();
+  std::vector<std::byte> written(static_cast<std::size_t>(cache.storage_bytes()));
+  require(cudaMemcpy(written.data(), pool, written.size(), cudaMemcpyDeviceToHost));
+  EXPECT_EQ(std::memcmp(written.data(), cache.storage(), written.size()), 0);
+  std::array<unsigned long long, 3> counters{};
+  require(cudaMemcpy(counters.data(), w.counters, 24, cudaMemcpyDeviceToHost));
+  EXPECT_EQ(counters[0], static_cast<unsigned long long>(cache.counters().nonfinite_blocks));
+  EXPECT_EQ(counters[1], static_cast<unsigned long long>(cache.counters().saturated_elements));
+  EXPECT_EQ(counters[2], static_cast<unsigned long long>(cache.counters().flushed_blocks));
+}
+
+INSTANTIATE_TEST_SUITE_P(, Formats, testing::Values("mxfp4", "mxfp4_ocp", "mxfp4_ceil", "nvfp4", "nvfp4_4over6"),
+                         [](const auto& p) { return std::string(p.param); });
+
 TEST(BadInput, IsNamed) {
   Case c(gaussian({1, 1, 4, 128}, 1), gaussian({1, 64, 2, 128}, 2), gaussian({1, 64, 2, 128}, 3), {"mxfp4", 64, {}});
   DeviceCall call(c);

@@ -11,6 +11,7 @@
 #include "attention/names.hpp"
 #include "attention/sequences.hpp"
 #include "cuda/sm90/decode/fp4/launch.h"
+#include "cuda/sm90/device.hpp"
 
 namespace mpfa::sm90 {
 namespace {
@@ -30,12 +31,6 @@ class Reasons {
  private:
   std::vector<std::string> all_;
 };
-
-bool is_fp4(const BlockFormat& f) {
-  const bool mx = f.scale == ScaleType::e8m0 && f.block_channels == 32;
-  const bool nv = f.scale == ScaleType::e4m3 && f.block_channels == 16;
-  return f.element == Element::e2m1 && f.axis == PackAxis::head_dim && (mx || nv);
-}
 
 Fp4Scale scale_of(const AttentionProblem& p) {
   return p.recipe.k.scale == ScaleType::e8m0 ? Fp4Scale::e8m0_32 : Fp4Scale::e4m3_16;
@@ -69,22 +64,6 @@ DecodeShape decode_shape(const AttentionProblem& p) {
   s.max_kv = static_cast<std::int32_t>(p.max_kv);
   s.fixed_split_keys = p.batch_invariant ? static_cast<std::int32_t>(kFixedSplitKeys) : 0;
   return s;
-}
-
-/// Multiprocessors of the current device, or why there is no sm_90 device.
-Result<int> current_device() {
-  int device = 0, major = 0, multiprocessors = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (e != cudaSuccess) {
-    return Status{StatusCode::unsupported,
-                  fmt::format("sm90: no CUDA device ({}); plan for Device::cpu", cudaGetErrorString(e))};
-  }
-  if (major == 9) return multiprocessors;
-  return Status{StatusCode::unsupported,
-                fmt::format("sm90: device {} has compute capability {}.x, 9.x is needed; make another device current",
-                            device, major)};
 }
 
 Status check_aligned(const char* name, const void* data, std::int64_t bytes,

@@ -313,7 +313,7 @@ class Fp4Case {
     p.q_bf16 = s.q_bf16 ? 1 : 0, p.out_type = out_type;
     p.plain = s.page_size % sm90::kTileKeys == 0 && s.softcap == 0.0F ? 1 : 0;
     p.scale = scale(), p.softcap = s.softcap;
-    p.page_div = sm90::make_divisor(s.page_size), p.group_div = sm90::make_divisor(p.group);
+    p.page_div = make_divisor(s.page_size), p.group_div = make_divisor(p.group);
     require(sm90::launch_decode(launch_shape_, launch_, p, workspace_.get(), stream), "launch_decode");
   }
 

@@ -34,15 +34,6 @@ bool has_decode_kernel(std::int32_t head_dim) {
   return head_dim == 64 || head_dim == 128 || head_dim == 256;
 }
 
-Divisor make_divisor(std::uint32_t d) {
-  if (d <= 1) return {1, 0, 32};
-  // ceil(2^(32 + s) / d) with 2^s >= d: exact for n < 2^31.
-  std::uint32_t shift = 0;
-  while ((std::uint64_t{1} << (shift + 1)) < d) ++shift;
-  const std::uint64_t multiplier = ((std::uint64_t{1} << (32 + shift)) + d - 1) / d;
-  return {d, static_cast<std::uint32_t>(multiplier), shift};
-}
-
 DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors) {
   DecodeLaunch l;
   const std::int64_t rows = static_cast<std::int64_t>(shape.group) * shape.max_q;

@@ -36,6 +36,4 @@ struct DecodeLaunch {
 [[nodiscard]] cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, DecodeParams params,
                                         void* workspace, cudaStream_t stream);
 
-[[nodiscard]] Divisor make_divisor(std::uint32_t d);
-
 }  // namespace mpfa::sm90

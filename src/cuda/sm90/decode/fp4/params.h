@@ -4,14 +4,10 @@
 
 #include <cstdint>
 
+#include "cuda/common/divisor.h"
 #include "mpfa/cache_view.hpp"
 
 namespace mpfa::sm90 {
-
-/// Unsigned division by a constant of the launch: n / d for n < 2^31.
-struct Divisor {
-  std::uint32_t d = 1, multiplier = 0, shift = 0;  // shift 32 and more: d is 1
-};
 
 struct DecodePages {
   const std::uint8_t* data;    // [num_pages, kv_heads, page_size, head_dim / 2]

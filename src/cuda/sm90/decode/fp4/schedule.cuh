@@ -11,10 +11,6 @@
 
 namespace mpfa::sm90 {
 
-__device__ __forceinline__ std::uint32_t divide(std::uint32_t n, const Divisor& d) {
-  return d.shift >= 32 ? n : __umulhi(n, d.multiplier) >> d.shift;
-}
-
 /// Rows and visible keys of one sequence. Keys [begin, end) are seen by some row, [all_begin, all_end) by every row.
 struct Sequence {
   std::int32_t sq, length, begin, end, all_begin, all_end, tiles;
