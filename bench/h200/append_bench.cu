@@ -37,7 +37,6 @@ void row(const char* name, mpfa::ScaleType scale, mpfa::ScaleRule rule, std::int
     o.data_head = kPage * kDim / 2, o.data_row = kDim / 2;
     o.scale_head = kPage * blocks, o.scale_row = blocks;
     o.blocks = blocks, o.rule = rule;
-    o.blocks_div = mpfa::make_divisor(blocks), o.row_div = mpfa::make_divisor(kHeads * blocks);
   }
   p.slots = device_slots.get(), p.end_slot = pages * kPage, p.page_div = mpfa::make_divisor(kPage);
   p.n = tokens, p.heads = kHeads, p.page_size = kPage;

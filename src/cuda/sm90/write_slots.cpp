@@ -55,7 +55,7 @@ Status fill_operand(const char* name, const SlotWrite& w, const TensorView& x, c
   if (d < 32 || d % 32 != 0) return invalid("{} has head dim {}; the GPU takes multiples of 32", name, d);
   if (x.stride[3] != 1) return invalid("{} has stride {} along the head dim; it must be 1", name, x.stride[3]);
   const auto size = static_cast<std::int64_t>(dtype_bytes(x.dtype));
-  const std::int64_t line = f.block_channels / 2;  // bytes that a thread writes
+  const std::int64_t line = f.block_channels / 2;  // bytes of codes that a thread writes
   if (x.data == nullptr || pages.data == nullptr || pages.scales == nullptr) {
     return invalid("{}, its pages or their scales are null", name);
   }
@@ -76,8 +76,6 @@ Status fill_operand(const char* name, const SlotWrite& w, const TensorView& x, c
   o.blocks = static_cast<std::int32_t>(d / f.block_channels);
   o.rule = f.rule;
   if (n * heads * o.blocks > kMaxInt) return invalid("{} tokens are too many for one call; split it", n);
-  o.blocks_div = make_divisor(static_cast<std::uint32_t>(o.blocks));
-  o.row_div = make_divisor(static_cast<std::uint32_t>(heads * o.blocks));
   return {};
 }
 

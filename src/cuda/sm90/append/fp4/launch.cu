@@ -7,11 +7,15 @@ namespace mpfa::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr std::int64_t kMostBlocks = 264;  // for K, and as many for V: threads that see some tokens each
 
 template <AppendInput kInput>
 void launch(ScaleType scale, const AppendParams& p, cudaStream_t stream) {
   const std::int64_t blocks = std::max(p.operand[0].blocks, p.operand[1].blocks);
-  const dim3 grid(static_cast<unsigned>((p.n * p.heads * blocks + kThreads - 1) / kThreads), 2);
+  // Threads for a token at least, and no more than some waves of blocks.
+  const std::int64_t one = (p.heads * blocks + kThreads - 1) / kThreads;
+  const std::int64_t all = (p.n * p.heads * blocks + kThreads - 1) / kThreads;
+  const dim3 grid(static_cast<unsigned>(std::clamp<std::int64_t>(all, one, std::max(one, kMostBlocks))), 2);
   if (scale == ScaleType::e8m0) {
     append_fp4<kInput, true><<<grid, kThreads, 0, stream>>>(p);
   } else {

@@ -21,7 +21,6 @@ struct AppendOperand {
   std::int64_t data_page, data_head, data_row, scale_page, scale_head, scale_row;
   std::int32_t blocks;  // of a head
   ScaleRule rule;
-  Divisor blocks_div, row_div;  // blocks; heads * blocks
 };
 
 struct AppendParams {

@@ -20,7 +20,7 @@ struct DecodeConfig {
   static constexpr int kChunks = kD / 32;                   // 16 bytes, 32 channels
   static constexpr int kScaleBytes = kD / (kMx ? 32 : 16);  // of one key
   // One block a multiprocessor: of two, the hardware prefers the older one, which is done long before the other.
-  static constexpr int kWarps = kRowTiles == 1 && kD <= 128 ? 16 : 8;
+  static constexpr int kWarps = kRowTiles == 1 && kD <= 128 ? 16 : kRowTiles == 2 && kD == 256 ? 6 : 8;
   static constexpr int kThreads = kWarps * 32;
 
   // Shared memory of one warp, bytes.
@@ -35,6 +35,7 @@ struct DecodeConfig {
   static constexpr int kRingBytes = kWarps * kWarpBytes;
   static constexpr int kQueryBytes = kRowTiles * kChunks * 512;
   static constexpr int kSharedBytes = kRingBytes + kQueryBytes + (2 * kWarps + 4) * kRows * 4 + 256;
+  static_assert(kSharedBytes <= 227 * 1024, "more than a block can have");
 };
 
 }  // namespace mpfa::sm90
