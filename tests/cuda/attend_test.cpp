@@ -209,21 +209,21 @@ TEST_P(Formats, SlotsGetTheBytesOfTheHost) {
   std::byte* pool = memory.copy(cache.storage(), static_cast<std::size_t>(cache.storage_bytes()));
   const CacheView view = cache.view();
   SlotWrite w;
-  w.recipe = config.recipe;
-  w.num_pages = kPages, w.page_size = kPage;
   w.k = contiguous(static_cast<const void*>(memory.copy(k.data.data(), k.data.size())), DType::f32, k.shape);
   w.v = contiguous(static_cast<const void*>(memory.copy(v.data.data(), v.data.size())), DType::f32, v.shape);
   w.slot_mapping = memory.copy(slots.data(), slots.size());
   w.k_mean = memory.copy(config.k_mean.data(), config.k_mean.size());
   w.v_mean = memory.copy(config.v_mean.data(), config.v_mean.size());
-  const auto pages = [&](const OperandPages& o, const std::vector<float>& global) {
-    MutableOperandPages m{pool + (o.data - host), o.data_page_stride,       o.data_head_stride,
-                          o.data_row_stride,      pool + (o.scales - host), o.scale_page_stride,
-                          o.scale_head_stride,    o.scale_row_stride,       nullptr};
-    if (!global.empty()) m.global = memory.copy(global.data(), global.size());
-    return m;
+  const auto pages = [&](const BlockFormat& f, const OperandPages& o, const std::vector<float>& global) {
+    const auto bytes = cache.storage_bytes();
+    const MutablePagePart data{pool, bytes, o.data - host, {o.data_page_stride, o.data_head_stride, o.data_row_stride}};
+    const MutablePagePart scales{
+        pool, bytes, o.scales - host, {o.scale_page_stride, o.scale_head_stride, o.scale_row_stride}};
+    const float* on_device = global.empty() ? nullptr : memory.copy(global.data(), global.size());
+    return make_pages({f, PagesLayout::linear, kPages, kPage, kHeads, kDim}, data, scales, on_device).value();
   };
-  w.k_pages = pages(view.k, config.k_global), w.v_pages = pages(view.v, config.v_global);
+  w.k_pages = pages(config.recipe.k, view.k, config.k_global);
+  w.v_pages = pages(config.recipe.v, view.v, config.v_global);
   w.counters = memory.copy<unsigned long long>(nullptr, 3);
   require(cudaMemset(w.counters, 0, 24));
   const Status on_device = write_slots(w, Device::sm90);
