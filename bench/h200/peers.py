@@ -45,7 +45,7 @@ def grid(quick: bool) -> list[Case]:
 
 def time_graph(call: Callable[[], object], repeats: int = 30) -> dict[str, float]:
     """{median_us, min_us, max_us} of replays of `call`, each with a flushed level-2 cache."""
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    flush = torch.ones(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -53,8 +53,8 @@ def time_graph(call: Callable[[], object], repeats: int = 30) -> dict[str, float
     with torch.cuda.graph(graph):
         call()
     times = []
-    for repeat in range(repeats + 3):
-        flush.fill_(repeat % 2)
+    for _ in range(repeats + 3):
+        flush.max()  # reads only: modified lines would be written back at the peer's expense
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         graph.replay()

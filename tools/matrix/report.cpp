@@ -169,6 +169,12 @@ std::string pairs_text() {
 std::string devices_table() {
   std::string text = row_text({"device", "kernel", "where there is none"}) + row_text({"---", "---", "---"});
   for (const Device device : kDevices) {
+    if (device == Device::sm90) {
+      // Depends on build and machine, and the page must not.
+      text += row_text({"sm90", "`sm90_decode_fp4`, when built with nvcc and a card is there",
+                        "`mpfa doctor` gives the reasons of a machine"});
+      continue;
+    }
     std::vector<std::string> kernels, reasons;
     for (const std::string& format : format_names()) {
       for (const Phase& phase : matrix::phases()) {
