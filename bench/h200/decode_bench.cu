@@ -1,6 +1,6 @@
 // FP4 decode on an H200: CUDA-graph replays with the second-level cache flushed before each, one JSON row a line on
 // standard output. Arguments: none for the table, or triples "format batch kv", e.g. mxfp4 32 32768.
-// Peers are times of other kernels on the same shape and card type, measured once (docs/notes/hopper-decode.md).
+// collect.py joins the rows with the times of peers.py.
 #include <cstring>
 #include <string>
 
@@ -16,18 +16,6 @@ using mpfa::test::Fp4Shape;
 
 constexpr double kReadBandwidth = 4.54e12;  // measured on an H200, bytes/s
 
-/// Best published or measured 16-bit times of the same shape on this card type, us; 0: not measured.
-struct Peers {
-  int batch, kv;
-  float fa3_bf16, fa3_fp8, flashinfer_bf16, flashinfer_nvfp4;
-};
-constexpr Peers kPeers[] = {
-    {1, 4096, 22.3F, 21.4F, 20.2F, 24.2F}, {1, 16384, 34.3F, 29.1F, 0, 0},   {1, 32768, 50.0F, 37.7F, 51.8F, 58.6F},
-    {1, 131072, 142, 96.9F, 140, 182},     {8, 4096, 0, 0, 52.0F, 59.2F},    {8, 16384, 140, 93.4F, 0, 0},
-    {8, 32768, 263, 171, 257, 342},        {8, 131072, 989, 640, 963, 1314}, {32, 4096, 0, 0, 154, 181},
-    {32, 16384, 505, 323, 489, 659},       {32, 32768, 986, 628, 957, 1303}, {64, 32768, 1959, 1272, 0, 0},
-};
-
 void row(const char* format, int batch, int kv, int q_heads, int sq) {
   Fp4Shape s;
   s.scale = std::strcmp(format, "nvfp4") == 0 ? Fp4Scale::e4m3_16 : Fp4Scale::e8m0_32;
@@ -41,11 +29,6 @@ void row(const char* format, int batch, int kv, int q_heads, int sq) {
       "\"median_us\": %.1f, \"min_us\": %.1f, \"max_us\": %.1f, \"tb_per_s\": %.2f, \"share_of_read_bandwidth\": %.3f",
       batch, kv, sq, q_heads, s.kv_heads, s.head_dim, s.page_size, format, format, t.median, t.min, t.max, rate / 1e12,
       rate / kReadBandwidth);
-  for (const Peers& p : kPeers) {
-    if (p.batch != batch || p.kv != kv || sq != 1 || q_heads != 32) continue;
-    std::printf(", \"peers\": {\"fa3_bf16\": %g, \"fa3_fp8\": %g, \"flashinfer_bf16\": %g, \"flashinfer_nvfp4\": %g}",
-                p.fa3_bf16, p.fa3_fp8, p.flashinfer_bf16, p.flashinfer_nvfp4);
-  }
   std::printf("}\n");
   std::fflush(stdout);
 }
