@@ -14,6 +14,7 @@ import mpfa
 
 RECIPES = ("bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4", "mpfa")
 KINDS = ("decode", "prefill", "append")
+PAST = 64  # tokens that a sequence has before a single one is appended
 CHUNK = 4096  # tokens appended at once, so that no case holds its keys and values in float32
 
 
@@ -108,13 +109,9 @@ def queries(case: Case) -> torch.Tensor:
     return random_rows(case.b, case.q_len, case.hq, case.d, 3)
 
 
-def _empty_cache(case: Case, recipe: str) -> mpfa.PagedCache:
-    shape = {"q_heads": case.hq, "kv_heads": case.hkv, "head_dim": case.d}
-    return mpfa.PagedCache(recipe, batch=case.b, capacity=case.kv, **shape)
-
-
 def _filled_cache(case: Case, recipe: str) -> mpfa.PagedCache:
-    cache_ = _empty_cache(case, recipe)
+    shape = {"q_heads": case.hq, "kv_heads": case.hkv, "head_dim": case.d}
+    cache_ = mpfa.PagedCache(recipe, batch=case.b, capacity=case.kv, **shape)
     for first, k, v in chunks(case):
         # Only the first append of a sequence reads q, for the means of recipes that centre it.
         q = random_rows(case.b, k.shape[1], case.hq, case.d, 4) if first == 0 else None
@@ -133,15 +130,21 @@ def contestant(case: Case, recipe: str) -> Contestant:
 
 
 def _append_contestant(case: Case, recipe: str) -> Contestant:
-    cache_ = _empty_cache(case, recipe)
+    """A prompt goes into an empty cache; a single token behind PAST others, as in a step of decoding."""
+    past = PAST if case.kv == 1 else 0
+    shape = {"q_heads": case.hq, "kv_heads": case.hkv, "head_dim": case.d}
+    cache_ = mpfa.PagedCache(recipe, batch=case.b, capacity=case.kv + past, **shape)
+    if past:
+        heads = (case.hkv, case.hkv, case.hq)
+        cache_.append(*(random_rows(case.b, past, n, case.d, seed) for seed, n in enumerate(heads, start=5)))
     _, k, v = next(chunks(case))
     q = random_rows(case.b, case.kv, case.hq, case.d, 4)
 
-    def free() -> None:
+    def undo() -> None:
         for sequence in range(case.b):
-            cache_.free_sequence(sequence)
+            cache_.truncate(sequence, past)
 
-    return Contestant(recipe, [lambda: cache_.append(k, v, q)], k.nbytes + v.nbytes, free)
+    return Contestant(recipe, [lambda: cache_.append(k, v, q)], k.nbytes + v.nbytes, undo)
 
 
 def state_bytes(case: Case, recipe: str) -> float:

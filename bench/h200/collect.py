@@ -78,8 +78,9 @@ def roofline_plot(rows: list[dict]) -> str:
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(6.4, 4.0))
         for name, colour in COLOURS.items():
-            shown = sorted((r["tb_per_s"] * r["median_us"], r["tb_per_s"]) for r in rows if r["k_format"] == name and r["peers"])
-            axes.plot([x for x, _ in shown], [y for _, y in shown], "o", color=colour, label=name)
+            shown = [row for row in rows if row["k_format"] == name and row["peers"]]
+            megabytes = [row["tb_per_s"] * row["median_us"] for row in shown]
+            axes.plot(megabytes, [row["tb_per_s"] for row in shown], "o", color=colour, label=name)
         axes.axhline(READ_TB_PER_S, color="#111827", linewidth=1, label="read bandwidth")
         axes.set(xscale="log", ylim=(0, 5), xlabel="megabytes read by a call", ylabel="TB/s")
         axes.legend(fontsize=8, loc="lower right")

@@ -122,7 +122,8 @@ def measure(case: Case, flashinfer: bool) -> dict[str, dict]:
         name: lambda name=name: torch_calls(case)[name] for name in ("torch_cudnn_bf16", "torch_flash_bf16")
     }
     if flashinfer:
-        makers |= {f"flashinfer_{kind}": lambda kind=kind: flashinfer_call(case, kind) for kind in ("bf16", "fp8", "nvfp4")}
+        for kind in ("bf16", "fp8", "nvfp4"):
+            makers[f"flashinfer_{kind}"] = lambda kind=kind: flashinfer_call(case, kind)
     for name, make in makers.items():
         try:
             times[name] = time_graph(make())
