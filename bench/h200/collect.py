@@ -56,7 +56,8 @@ def table(rows: list[dict]) -> str:
 
 def time_plot(rows: list[dict]) -> str:
     """Microseconds against keys, one panel per number of sequences."""
-    rows = [row for row in rows if row["peers"]]
+    # A shape that ran twice counts once, so that lines do not go back.
+    rows = list({(row["k_format"], row["b"], row["kv"]): row for row in rows if row["peers"]}.values())
     batches = [b for b in sorted({row["b"] for row in rows}) if sum(row["b"] == b for row in rows) > 2]
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(1, len(batches), figsize=(4.2 * len(batches), 3.8), squeeze=False)
@@ -68,7 +69,7 @@ def time_plot(rows: list[dict]) -> str:
             shown = [row for row in of_batch if row["k_format"] == "mxfp4"]
             for name, colour in zip(shown[0]["peers"], GREYS, strict=False):
                 axes.plot([r["kv"] for r in shown], [r["peers"][name] for r in shown], ".--", color=colour, label=name)
-            axes.set(xscale="log", yscale="log", xlabel="keys", title=f"{batch} sequences", ylabel="microseconds")
+            axes.set(xscale="log", yscale="log", xlabel="keys", title=f"{batch} sequence{'s' * (batch > 1)}", ylabel="microseconds")
         panels[0][-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         return to_svg(figure)
 
