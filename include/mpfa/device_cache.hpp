@@ -18,8 +18,8 @@ struct SlotWrite {
   const std::int64_t* slot_mapping = nullptr;  // [n] page * page_size + slot, each at most once; others are skipped
   const float* k_mean = nullptr;               // [kv_heads, head_dim], subtracted before quantising; null: zero
   const float* v_mean = nullptr;               // [kv_heads, head_dim_v]
-  unsigned long long* counters = nullptr;      // [3] added to: fields of QuantiseCounters in order; null: not wanted
-  void* stream = nullptr;                      // cudaStream_t; null: the default stream
+  unsigned long long* counters = nullptr;  // NOLINT: of atomicAdd. [3] added to: fields of QuantiseCounters, or null
+  void* stream = nullptr;                  // cudaStream_t; null: the default stream
 };
 
 /// Centres, quantises and writes tokens in one launch, with the bytes that PagedCache::write_slots writes on the host.

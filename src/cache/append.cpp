@@ -194,7 +194,7 @@ Status PagedCache::append_tokens(const TensorView& k, const TensorView* v, const
   }
   st.unshare(shared);
   st.commit(fresh);
-  if (!turns.empty()) rotate_queries(c, *rope, turns);
+  if (rope != nullptr && !turns.empty()) rotate_queries(c, *rope, turns);
   st.refresh();
   return {};
 } catch (const std::bad_alloc&) {

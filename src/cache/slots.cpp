@@ -136,7 +136,7 @@ Status PagedCache::write_tokens(const TensorView& k, const TensorView* v, std::s
     }
   });
   for (const QuantiseCounters& m : met) st.counters += m;
-  if (!turns.empty()) rotate_queries(c, *rope, turns);
+  if (rope != nullptr && !turns.empty()) rotate_queries(c, *rope, turns);
   return {};
 } catch (const std::bad_alloc&) {
   return heap_full("write_slots");

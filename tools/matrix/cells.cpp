@@ -98,7 +98,10 @@ void add_recipe_fields(std::vector<Feature>& all) {
   using Fields = std::vector<std::pair<std::string, std::string>>;
   const auto add = [&all](const char* group, const Fields& fields) {
     std::string name;
-    for (const auto& [field, value] : fields) name += (name.empty() ? "" : ",") + field + "=" + value;
+    for (const auto& [field, value] : fields) {
+      if (!name.empty()) name += ',';
+      name.append(field).append("=").append(value);
+    }
     const auto apply = [fields](AttentionProblem& p) {
       for (const auto& [field, value] : fields) find_recipe_field(field)->set(p.recipe, value);
     };
