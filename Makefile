@@ -19,10 +19,10 @@ SOURCES = $(shell find src include tools python tests examples bench -name '*.[c
 configure = for newer in CMakePresets.json build/venv/pyvenv.cfg; do \
 	  [ build/$(1)/build.ninja -nt $$newer ] || { cmake --fresh --preset $(1); touch build/$(1)/build.ninja; }; done
 
-.PHONY: help setup build demo test bench format tidy asan ubsan tsan fuzz soak clean
+.PHONY: help setup build demo test bench bench-h200 format tidy asan ubsan tsan fuzz soak clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z ]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9 -]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	echo
 	echo "Variables: PYTHON=python3      interpreter for build/venv, 3.11 or newer"
 	echo "           TORCH_ARGS='...'    extra pip arguments for torch, e.g. an index or folder with CPU builds of it"
@@ -58,6 +58,12 @@ bench: setup ## time decode, prefill and append; writes build/bench/bench.json
 format: ## format the C++ sources with clang-format
 	@command -v clang-format >/dev/null || { echo "clang-format is missing; install it: apt-get install clang-format" >&2; exit 1; }
 	clang-format -i $(SOURCES)
+
+bench-h200: setup ## time decode and append on a Hopper card (FLASHINFER=folder: beside FlashInfer); writes build/bench/h200
+	@$(call configure,bench)
+	cmake --build --preset bench --parallel $(JOBS) --target mpfa_bench_h200
+	bench/h200/run.sh build/bench/bench build/bench/h200 $(FLASHINFER)
+	$(VENV_PYTHON) bench/h200/collect.py build/bench/h200 --out build/bench/h200
 
 tidy: build ## check src, include and tools with clang-tidy
 	@command -v run-clang-tidy >/dev/null || { echo "run-clang-tidy is missing; install it: apt-get install clang-tidy" >&2; exit 1; }

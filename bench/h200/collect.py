@@ -1,9 +1,9 @@
 """Join the rows of decode_bench with the peers' times and draw them: decode.json, decode.svg, roofline.svg.
 
-    python bench/h200/collect.py --decode decode.jsonl --peers decode_peers.json --out bench/results/h200
+    python bench/h200/collect.py FOLDER --out bench/results/h200
 
-decode.jsonl is the output of mpfa_bench_h200's decode_bench, decode_peers.json that of peers.py. Both flush the level-2
-cache by reads and time replayed CUDA graphs.
+FOLDER holds what run.sh wrote: decode.jsonl of decode_bench, append.jsonl of append_bench and decode_peers.json of
+peers.py. All flush the level-2 cache by reads and time replayed CUDA graphs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from mpfa.eval.report.terminal import render_table
 READ_TB_PER_S = 4.54  # measured on an H200; decode_bench divides by the same
 COLOURS = {"mxfp4": "#15803d", "nvfp4": "#1d4ed8"}
 GREYS = ("#111827", "#6b7280", "#b45309", "#d97706", "#f59e0b")
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def join(ours: list[dict], peers: dict) -> list[dict]:
@@ -90,16 +94,16 @@ def roofline_plot(rows: list[dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--decode", type=Path, required=True)
-    parser.add_argument("--peers", type=Path, required=True)
+    parser.add_argument("run", type=Path, metavar="FOLDER")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    ours = [json.loads(line) for line in args.decode.read_text(encoding="utf-8").splitlines()]
-    peers = json.loads(args.peers.read_text(encoding="utf-8"))
-    rows = join(ours, peers)
+    peers = json.loads((args.run / "decode_peers.json").read_text(encoding="utf-8"))
+    rows = join(lines(args.run / "decode.jsonl"), peers)
     machine = {key: peers[key] for key in ("device", "torch", "cuda")}
     result = {"kind": "decode", "machine": {**machine, "read_bandwidth_tb_per_s": READ_TB_PER_S}, "rows": rows}
+    appended = {"kind": "append", "machine": machine, "rows": lines(args.run / "append.jsonl")}
     args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "append.json").write_text(json.dumps(appended, indent=1) + "\n", encoding="utf-8")
     (args.out / "decode.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     (args.out / "decode.svg").write_text(time_plot(rows), encoding="utf-8")
     (args.out / "roofline.svg").write_text(roofline_plot(rows), encoding="utf-8")

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Time decode and append on a Hopper card beside PyTorch and FlashInfer, all in one run.
+#   bench/h200/run.sh BINARIES OUT [FLASHINFER]
+# BINARIES   folder with decode_bench and append_bench (target mpfa_bench_h200)
+# OUT        gets decode.jsonl, append.jsonl and decode_peers.json, from which collect.py makes results and plots
+# FLASHINFER folder with what pack_flashinfer.py packed; left out, only PyTorch is timed
+set -euo pipefail
+here=$(dirname "${BASH_SOURCE[0]}")
+binaries=$1 out=$2 flashinfer=${3:-}
+mkdir -p "$out"
+# Kernels of FlashInfer are built at first use: at the same time, before anything is timed.
+if [ -n "$flashinfer" ]; then
+  for kind in bf16 fp8 nvfp4; do
+    PYTHONPATH=$flashinfer:$here python3 -c "import peers; peers.flashinfer_call(peers.Case(1, 4096), '$kind')()" >/dev/null &
+  done
+  wait
+fi
+"$binaries/decode_bench" | tee "$out/decode.jsonl"
+"$binaries/append_bench" | tee "$out/append.jsonl"
+python3 "$here/peers.py" --out "$out/decode_peers.json" ${flashinfer:+--flashinfer "$flashinfer"}
