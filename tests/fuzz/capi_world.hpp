@@ -1,28 +1,15 @@
-// A cache behind the C ABI and the edits that a fuzz input asks for, hostile numbers among them.
+// A cache behind the C ABI and the edits that a fuzz input asks for, hostile numbers among them. A second cache takes
+// the same calls by the plainest way: keys rotated beforehand, float32, one thread. Both must hold the same bytes.
 #pragma once
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "capi/handles.hpp"
+#include "tests/fuzz/checked.hpp"
 #include "tests/fuzz/input.hpp"
 
 namespace mpfa::fuzz {
-
-/// A status with its message: a failing call says something, a successful one says nothing.
-class Checked {
- public:
-  operator mpfa_error*() { return &error_; }  // NOLINT(google-explicit-constructor)
-  bool ok(mpfa_status status) {
-    require(status == error_.status && status >= MPFA_OK && status <= MPFA_IO_ERROR, "a status no call may give");
-    require((error_.message[0] == '\0') == (status == MPFA_OK), "a refusal without a message, or the reverse");
-    return status == MPFA_OK;
-  }
-
- private:
-  mpfa_error error_ = MPFA_ERROR_INIT;
-};
 
 constexpr const char* kRecipes[] = {"mxfp4,centre=none",
                                     "bf16",
@@ -37,124 +24,162 @@ constexpr const char* kRecipes[] = {"mxfp4,centre=none",
                                     "k=int4_tile16,v=int8,p=f32,recent=5",
                                     "k=mxfp4,v=int4_asym,p=f32,v_residual=on",
                                     "k=fp8_e5m2,v=lloyd4,rotate=qkv,p=e4m3_loglin",
-                                    "nvfp4,v_mean=mean"};
+                                    "nvfp4,v_mean=mean",
+                                    "k=f32,v=f32,p=f32",
+                                    "mpfa_static",
+                                    "kv=mxfp4,p=f32,recent=5",
+                                    "kv=fp8_e4m3_static,p=f32,v_mean=static",
+                                    "kv=nvfp4_4over6,rotate=qkv,p=f32"};
+constexpr const char* kLatentRecipes[] = {"k=f32,v=f32,p=f32",       "kv=mxfp4",
+                                          "kv=nvfp4,p=f32",          "kv=fp8_e4m3,p=e4m3x256",
+                                          "kv=int8,p=f32",           "kv=bf16,p=bf16,centre=mean",
+                                          "kv=mxfp4,p=f32,recent=5", "kv=int4_g32,p=f32,sink=3"};
+
+/// Runs the tasks of a call one after the other, in an order and as workers that the context (a number) chooses.
+inline void shuffled(void* context, std::int64_t tasks, std::int32_t threads,
+                     void (*body)(void* argument, std::int64_t task, std::int32_t worker), void* argument) {
+  const std::uint64_t seed = *static_cast<const std::uint64_t*>(context);
+  require(tasks >= 0 && threads >= 1, "an executor was called for nothing");
+  for (std::int64_t i = 0; i < tasks; ++i) {
+    const std::int64_t at = (static_cast<std::int64_t>(seed % 97) + i) % tasks;
+    body(argument, seed % 2 == 0 ? at : tasks - 1 - at, static_cast<std::int32_t>((seed + i) % threads));
+  }
+}
 
 struct World {
   mpfa_recipe* recipe = nullptr;
   mpfa_cache* cache = nullptr;
+  mpfa_cache* plain = nullptr;
   mpfa_cache_config config{};
+  std::uint64_t order = 0;
+  mpfa_executor executor{sizeof(mpfa_executor), &order, shuffled};
+  std::vector<float> means, globals;
   bool wild = false;  // NaN, infinity or huge numbers went in: results are not compared
 
   World() = default;
   World(const World&) = delete;
   World& operator=(const World&) = delete;
   ~World() {
+    mpfa_cache_destroy(plain);
     mpfa_cache_destroy(cache);
     mpfa_recipe_destroy(recipe);
+  }
+
+  /// The threads of the library, or the caller's.
+  const mpfa_executor* any_executor(Input& in) {
+    order = in.bits(1);
+    executor.parallel_for = order == 255 ? nullptr : shuffled;
+    return in.coin() ? &executor : nullptr;
   }
 
   /// False when the cache was refused.
   bool create(Input& in) {
     Checked e;
-    require(e.ok(mpfa_recipe_parse(in.pick(kRecipes), &recipe, e)), "a recipe of the list was refused");
     mpfa_cache_config_init(&config, sizeof config);
-    config.recipe = in.bits(1) == 255 ? nullptr : recipe;
+    config.shared_kv = in.rarely(4) ? 1 : 0;
+    const char* const text = config.shared_kv == 1 && !in.rarely(8) ? in.pick(kLatentRecipes) : in.pick(kRecipes);
+    e.must(mpfa_recipe_parse(text, &recipe, e), "a recipe of the list was refused");
+    config.recipe = in.rarely(256) ? nullptr : recipe;
     config.batch = in.size(1, 3);
     config.num_pages = in.size(0, 12);
     constexpr std::int64_t kPages[] = {16, 32, 64, 1, 7, 0, -5, 100000};
-    config.page_size = in.pick(kPages);
+    config.page_size = in.rarely(8) ? in.pick(kPages) : kPages[in.between(0, 2)];
     config.kv_heads = in.size(1, 3);
     const std::int64_t groups = std::clamp<std::int64_t>(config.kv_heads, -1, 3);
     config.q_heads = in.between(0, 20) == 20 ? in.size(0, 9) : groups * in.between(1, 5);
-    config.head_dim = in.size(1, 80);
-    config.head_dim_v = in.coin() ? config.head_dim : in.size(1, 80);
+    config.head_dim = in.rarely(4) ? in.size(1, 80) : 16 * in.between(1, 5);
+    config.head_dim_v = in.coin() ? config.head_dim : in.rarely(4) ? in.size(1, 80) : 16 * in.between(1, 5);
     config.threads = static_cast<std::int32_t>(in.between(1, 2));
-    // Pools that a machine may really give would only be slow.
-    if (config.num_pages > 1000 || config.batch > 1000) config.num_pages = -1;
-    return e.ok(mpfa_cache_create(&config, &cache, e));
-  }
-
-  float value(Input& in, std::uint64_t seed, std::size_t i) {
-    if (seed % 16 != 0 || i % 37 != 5) return number(seed, i);
-    wild = true;
-    constexpr float kWild[] = {NAN, INFINITY, -INFINITY, 3e38F, 1e-42F};
-    return in.pick(kWild);
-  }
-
-  void append(Input& in) {
-    const std::int64_t n = in.between(1, 3);
-    std::int64_t s = in.size(0, 40);
-    // A number of tokens that a tensor may have is taken at its word.
-    if (s > 40 && s < (std::int64_t{1} << 39)) s = 40;
-    const std::int64_t tokens = std::clamp<std::int64_t>(s, 0, 40), pad = in.between(0, 5);
-    const std::int64_t widest = std::max(config.head_dim, config.head_dim_v) + pad;
-    const std::int64_t heads = std::max(config.q_heads, config.kv_heads);
-    const std::uint64_t seed = in.bits(2);
-    std::vector<float> x(static_cast<std::size_t>(n * tokens * heads * widest));
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] = value(in, seed, i);
-    const std::vector<float> before = x;
-    const auto tensor = [&](std::int64_t h, std::int64_t d) {
-      mpfa_tensor t = mpfa_contiguous(x.data(), MPFA_F32, n, s, h, d);
-      if (tokens != s) return t;  // refused before it is read
-      t.stride[2] = widest;
-      t.stride[1] = heads * widest;
-      t.stride[0] = tokens * heads * widest;
-      return t;
-    };
-    mpfa_tensor k = tensor(config.kv_heads, in.bits(1) == 255 ? in.size(1, 80) : config.head_dim);
-    mpfa_tensor v = tensor(config.kv_heads, config.head_dim_v), q = tensor(config.q_heads, config.head_dim);
-    if (in.bits(1) == 255) k.dtype = static_cast<mpfa_dtype>(in.bits(1));
-    if (k.dtype != MPFA_F32) k.shape[1] = -1;  // the buffer holds float32
-    if (in.bits(1) == 255) v.data = nullptr;
-    std::vector<std::int32_t> ids;
-    std::vector<std::int64_t> counts;
-    for (std::int64_t i = 0; i < n; ++i) {
-      ids.push_back(static_cast<std::int32_t>(in.size(0, 2)));
-      counts.push_back(in.size(0, tokens));
+    if (config.shared_kv == 1 && in.rarely(4)) {
+      config.head_dim = 576;
+      config.head_dim_v = 512;
+      config.kv_heads = 1;
+      config.q_heads = in.between(1, 5);
     }
-    const bool all = n == config.batch && in.coin();
-    Checked e;
-    e.ok(mpfa_cache_append(cache, &k, &v, in.bits(1) % 8 == 7 ? nullptr : &q, all ? nullptr : ids.data(),
-                           in.coin() ? counts.data() : nullptr, e));
-    // As bytes: NaN is not equal to itself.
-    const auto equal = [](float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; };
-    require(std::equal(before.begin(), before.end(), x.begin(), equal), "append changed its input");
+    // Pools that a machine may really give would only be slow.
+    if (std::max({config.num_pages, config.batch, config.q_heads, config.kv_heads}) > 1000) config.num_pages = -1;
+    if (in.coin()) calibrate(in);
+    mpfa_cache_config simple = config;
+    config.executor = any_executor(in);
+    if (!e.ok(mpfa_cache_create(&config, &cache, e))) return false;
+    simple.threads = 1;
+    e.must(mpfa_cache_create(&simple, &plain, e), "a configuration is refused without an executor");
+    return true;
   }
 
-  void write_slots(Input& in) {
-    const std::int64_t n = in.between(0, 6);
-    std::vector<float> x(static_cast<std::size_t>(n * config.kv_heads * std::max(config.head_dim, config.head_dim_v)));
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] = number(7, i);
-    const mpfa_tensor k = mpfa_contiguous(x.data(), MPFA_F32, 1, n, config.kv_heads, config.head_dim);
-    const mpfa_tensor v = mpfa_contiguous(x.data(), MPFA_F32, 1, n, config.kv_heads, config.head_dim_v);
-    std::vector<std::int64_t> slots;
-    for (std::int64_t i = 0; i < n; ++i) slots.push_back(in.size(-1, 300));
-    Checked e;
-    e.ok(mpfa_cache_write_slots(cache, &k, &v, slots.data(), in.bits(1) == 255 ? -1 : n, e));
+  /// Static means and scales; where the sizes are hostile they are left out.
+  void calibrate(Input& in) {
+    const std::int64_t heads = std::max(config.q_heads, config.kv_heads);
+    const std::int64_t widest = std::max(config.head_dim, config.head_dim_v);
+    if (heads < 1 || heads > 64 || widest < 1 || widest > 1000) return;
+    for (std::int64_t i = 0; i < heads * widest; ++i) means.push_back(number(3, static_cast<std::uint64_t>(i)) / 4);
+    for (std::int64_t h = 0; h < heads; ++h) globals.push_back(in.rarely(256) ? -1.0F : 0.25F);
+    const std::uint64_t which = in.bits(1);
+    if (which % 2 == 1) config.k_mean = means.data();
+    if (which / 2 % 2 == 1) config.q_mean = means.data();
+    if (which / 4 % 2 == 1) config.v_mean = means.data();
+    if (which / 8 % 2 == 1) config.k_global = globals.data();
+    if (which / 16 % 2 == 1) config.v_global = globals.data();
+  }
+
+  /// The call on both caches: refused alike, or done alike.
+  template <class Call>
+  bool both(Call call) {
+    Checked a, b;
+    const bool ok = a.ok(call(cache, a));
+    require(b.ok(call(plain, b)) == ok && a.status() == b.status(), "two caches with the same tokens answer apart");
+    same();
+    return ok;
+  }
+
+  [[nodiscard]] mpfa_cache_stats stats() const {
+    mpfa_cache_stats s{};
+    s.struct_size = sizeof s;
+    require(mpfa_cache_get_stats(cache, &s, nullptr) == MPFA_OK, "no statistics");
+    return s;
+  }
+
+  /// Every sequence has the same bytes in both caches.
+  void same() const {
+    mpfa_cache_stats a = stats(), b = a;
+    require(mpfa_cache_get_stats(plain, &b, nullptr) == MPFA_OK, "no statistics");
+    require(a.free_pages == b.free_pages && a.memory_bytes == b.memory_bytes, "pages differ from those of the twin");
+    require(std::memcmp(&a.counters, &b.counters, sizeof a.counters) == 0, "counters differ from those of the twin");
+    for (std::int64_t i = 0; i < config.batch; ++i) {
+      require(a.lengths[i] == b.lengths[i], "lengths differ from those of the twin");
+      Checked e;
+      mpfa_blob *x = nullptr, *y = nullptr;
+      require(e.ok(mpfa_cache_save(cache, i, &x, e)) && e.ok(mpfa_cache_save(plain, i, &y, e)), "a save was refused");
+      require(mpfa_blob_bytes(x) == mpfa_blob_bytes(y) &&
+                  std::memcmp(mpfa_blob_data(x), mpfa_blob_data(y), mpfa_blob_bytes(x)) == 0,
+              "bytes differ from those of the twin");
+      mpfa_blob_destroy(x);
+      mpfa_blob_destroy(y);
+    }
   }
 
   void edit(Input& in) {
-    Checked e;
     const std::int64_t a = in.size(0, 2), b = in.size(0, 2), n = in.size(-1, 60);
+    const std::int64_t count = in.rarely(256) ? -1 : 1;
+    const auto page = static_cast<std::int32_t>(n);
     switch (in.bits(1) % 8) {
-      case 0: e.ok(mpfa_cache_fork(cache, a, b, n, e)); break;
-      case 1: e.ok(mpfa_cache_truncate(cache, a, n, e)); break;
-      case 2: e.ok(mpfa_cache_free_sequence(cache, a, e)); break;
-      case 3: e.ok(mpfa_cache_seal(cache, e)); break;
-      case 4: e.ok(mpfa_cache_copy_page(cache, n, b, e)); break;
-      case 5: write_slots(in); break;
-      case 6: {
-        const std::int32_t page = static_cast<std::int32_t>(n);
-        e.ok(mpfa_cache_free_slots(cache, &page, in.bits(1) == 255 ? -1 : 1, e));
-        break;
-      }
-      default: {
-        mpfa_blob* blob = nullptr;
-        if (!e.ok(mpfa_cache_save(cache, a, &blob, e))) break;
-        Checked loaded;
-        loaded.ok(mpfa_cache_load(cache, mpfa_blob_data(blob), mpfa_blob_bytes(blob), b, loaded));
-        mpfa_blob_destroy(blob);
-      }
+      case 0: both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_fork(c, a, b, n, e); }); return;
+      case 1: both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_truncate(c, a, n, e); }); return;
+      case 2: both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_free_sequence(c, a, e); }); return;
+      case 3: both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_seal(c, e); }); return;
+      case 4: both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_copy_page(c, n, b, e); }); return;
+      case 5: both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_free_slots(c, &page, count, e); }); return;
+      // Beyond what the pool may hold it would be terabytes.
+      case 6: both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_grow(c, n > 60 ? -1 : n, e); }); return;
+      default:
+        both([&](mpfa_cache* c, mpfa_error* e) {
+          mpfa_blob* blob = nullptr;
+          const mpfa_status saved = mpfa_cache_save(c, a, &blob, e);
+          if (saved != MPFA_OK) return saved;
+          const mpfa_status loaded = mpfa_cache_load(c, mpfa_blob_data(blob), mpfa_blob_bytes(blob), b, e);
+          mpfa_blob_destroy(blob);
+          return loaded;
+        });
     }
   }
 };

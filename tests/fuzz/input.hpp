@@ -41,6 +41,8 @@ class Input {
   const T& pick(const T (&values)[n]) {
     return values[bits(1) % n];
   }
+  /// One time in n.
+  bool rarely(std::uint64_t n) { return bits(1) % n == n - 1; }
   /// Mostly low..high, one time in 32 a number that no caller should pass.
   std::int64_t size(std::int64_t low, std::int64_t high) {
     constexpr std::int64_t kHostile[] = {-1, 0, 1LL << 31, (1LL << 32) + 1, 1LL << 40, INT64_MAX, INT64_MIN, 65537};
