@@ -8,6 +8,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 TORCH_ARGS ?=
 FUZZ_SECONDS ?= 600
+FUZZ_TARGETS ?=
 SOAK_STEPS ?= 100000
 JOBS ?= $(shell scripts/jobs.sh)
 export PYTHON TORCH_ARGS SKIP_APT
@@ -28,6 +29,7 @@ help: ## list the targets
 	echo "           TORCH_ARGS='...'    extra pip arguments for torch, e.g. an index or folder with CPU builds of it"
 	echo "           JOBS=$(JOBS)              compilers and tests at once"
 	echo "           FUZZ_SECONDS=600    seconds for each target of make fuzz"
+	echo "           FUZZ_TARGETS=...    targets of make fuzz instead of all: recipe safetensors layout page_loader capi"
 	echo "           SOAK_STEPS=100000   edits for each recipe of make soak"
 	echo "           SKIP_APT=1          leave Debian packages alone"
 
@@ -76,7 +78,7 @@ asan ubsan tsan: setup ## C++ tests under one sanitizer
 
 fuzz: setup ## fuzz every target for FUZZ_SECONDS (ten minutes)
 	@command -v clang++ >/dev/null || { echo "clang++ is missing; install it: apt-get install clang libclang-rt-dev" >&2; exit 1; }
-	scripts/fuzz.sh $(FUZZ_SECONDS)
+	scripts/fuzz.sh $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 soak: build ## SOAK_STEPS random edits of a cache for each recipe, every result against a fresh cache (ten minutes)
 	@MPFA_SOAK_STEPS=$(SOAK_STEPS) build/release/tests/mpfa_test_cache --gtest_filter='*Soak*' --gtest_brief=1

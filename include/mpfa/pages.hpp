@@ -154,7 +154,7 @@ struct DensePageTable {
   std::vector<std::int64_t> lengths;
 };
 /// Refuses an indptr that does not start at 0 or falls, a last_page_len outside 1..page_size (0 for a sequence without
-/// pages), and page ids outside 0..num_pages-1. Pages may be shared or repeated.
+/// pages), page ids outside 0..num_pages-1, and num_pages or page_size above 2^31-1. Pages may be shared or repeated.
 [[nodiscard]] Result<DensePageTable> dense_page_table(const CsrPageTable& table, std::int64_t num_pages,
                                                       std::int64_t page_size);
 

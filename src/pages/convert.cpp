@@ -91,7 +91,8 @@ Result<MutablePages> convert_pages(const MutablePages& pages, const BlockFormat&
   packed.bytes.data_head_stride = g.data_bytes();
   packed.bytes.data_row_stride = g.data_row_bytes;
   packed.bytes.global = global;
-  if (g.scale_bytes() > 0 && pages.data != nullptr) {
+  // A pool without pages need not have the bytes of one.
+  if (g.scale_bytes() > 0 && k.num_pages > 0) {
     packed.scales = pages.data + scales;
     packed.bytes.scales = packed.scales;
   }

@@ -13,8 +13,10 @@ Status check_table(const CsrPageTable& t, std::int64_t num_pages, std::int64_t p
     return pages::invalid("page table: last_page_len has {} entries, indptr {}; one for each of {} sequences is needed",
                           t.last_page_len.size(), t.indptr.size(), batch);
   }
-  if (page_size < 1 || num_pages < 0) {
-    return pages::invalid("page table: {} pages of {} tokens; at least 0 pages of 1 are needed", num_pages, page_size);
+  constexpr std::int64_t kLargest = (std::int64_t{1} << 31) - 1;
+  if (num_pages < 0 || num_pages > kLargest || page_size < 1 || page_size > kLargest) {
+    return pages::invalid("page table: {} pages of {} tokens; 0..{} pages of 1..{} tokens are allowed", num_pages,
+                          page_size, kLargest, kLargest);
   }
   if (t.indptr[0] != 0) return pages::invalid("page table: indptr[0] is {}; it must be 0", t.indptr[0]);
   for (std::size_t b = 0; b < batch; ++b) {

@@ -72,5 +72,17 @@ TEST(Guards, TightBuffersAreReadInsideTheirBounds) {
   }
 }
 
+// No page, no byte: the place of its scales would be past the buffer.
+TEST(Guards, AnEmptyPoolIsConvertedInNoMemory) {
+  std::byte byte{};
+  const PagesKind kind{parse_format("bf16").value(), PagesLayout::linear, 0, 16, 1, 32};
+  const MutablePages wide =
+      make_pages(kind, MutablePagePart{&byte, 1, 0, dense_strides(PageOrder::nhd, 16, 1, 64)}, MutablePagePart{})
+          .value();
+  const Result<MutablePages> packed = convert_pages(wide, parse_format("mxfp4").value(), {});
+  ASSERT_TRUE(packed.ok()) << packed.status().message();
+  EXPECT_EQ(packed.value().bytes.scales, nullptr);
+}
+
 }  // namespace
 }  // namespace mpfa::test

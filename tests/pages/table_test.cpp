@@ -51,6 +51,9 @@ TEST(PageTable, RefusesWithReasons) {
   EXPECT_THAT((Csr{{0, 2}, {3, 10}, {1}}.refused(StatusCode::out_of_range)), HasSubstr("indices[1] is 10; page ids"));
   EXPECT_THAT((Csr{{0, 1}, {-1}, {1}}.refused(StatusCode::out_of_range)), HasSubstr("[0, 10)"));
   EXPECT_FALSE((Csr{{0, 1}, {0}, {1}}.dense(1, 0).ok()));
+  // Three such pages would pass 64 bits.
+  EXPECT_FALSE((Csr{{0, 3}, {0, 0, 0}, {1}}.dense(1, INT64_MAX).ok()));
+  EXPECT_FALSE((Csr{{0, 1}, {0}, {1}}.dense(INT64_MAX, 16).ok()));
 }
 
 }  // namespace
