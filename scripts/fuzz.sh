@@ -16,7 +16,8 @@ esac
 cmake --build --preset fuzz --parallel "$(scripts/jobs.sh)" --target "${targets[@]/#/mpfa_fuzz_}"
 for target in "${targets[@]}"; do
   mkdir -p "build/fuzz/corpus/$target" build/fuzz/crashes
-  # The memory limit turns a header that asks for terabytes into a finding.
-  "build/fuzz/tests/fuzz/mpfa_fuzz_$target" -max_total_time="$seconds" -rss_limit_mb=2048 -timeout=10 \
+  # The memory limit turns a header that asks for terabytes into a finding. The timeout is wall clock: a machine with
+  # other work may need long for a short input.
+  "build/fuzz/tests/fuzz/mpfa_fuzz_$target" -max_total_time="$seconds" -rss_limit_mb=2048 -timeout=60 \
     -artifact_prefix="build/fuzz/crashes/$target-" "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target"
 done
