@@ -39,6 +39,7 @@ void test_editing(void) {
   CHECK(mpfa_cache_save(cache, 2, &again, &error) == MPFA_OK);
   CHECK(mpfa_blob_bytes(blob) > 0 && mpfa_blob_bytes(again) == mpfa_blob_bytes(blob));
   CHECK(memcmp(mpfa_blob_data(again), mpfa_blob_data(blob), mpfa_blob_bytes(blob)) == 0);
+  mpfa_blob_destroy(again);
   CHECK(mpfa_cache_free_sequence(cache, 2, &error) == MPFA_OK);
   CHECK_REFUSED(mpfa_cache_load(cache, mpfa_blob_data(blob), mpfa_blob_bytes(blob) - 1, 2, &error), MPFA_IO_ERROR,
                 "damaged");
@@ -46,6 +47,7 @@ void test_editing(void) {
   CHECK_REFUSED(mpfa_cache_load(cache, x, 0, 2, &error), MPFA_IO_ERROR, "damaged");
   CHECK_REFUSED(mpfa_cache_load(cache, NULL, 5, 2, &error), MPFA_INVALID_ARGUMENT, "NULL");
   CHECK_REFUSED(mpfa_cache_save(cache, 3, &again, &error), MPFA_OUT_OF_RANGE, "0..2");
+  CHECK(again == NULL);
   CHECK_REFUSED(mpfa_cache_save(cache, 0, NULL, &error), MPFA_INVALID_ARGUMENT, "NULL");
   mpfa_blob_destroy(blob);
   mpfa_blob_destroy(NULL);
