@@ -37,6 +37,15 @@ Status check_kind(const char* call, const char* name, const PagesKind& kind, con
                              pages_tag(kind), format_name(format), c.page_size, c.kv_heads, head_dim));
 }
 
+Status check_caller_recipe(const char* call, const Recipe& r) {
+  MPFA_RETURN_IF_ERROR(check_page_recipe(call, r));
+  if (r.rank_one == RankOne::off) return {};
+  return invalid(
+      fmt::format("{}: recipe {} stores rank-one terms, for which these pages have no place; use rank_one=off, or "
+                  "append to a PagedCache",
+                  call, recipe_text(r)));
+}
+
 template <class Slot>
 Status check_slots(std::span<const Slot> slots, const PagesKind& kind) {
   const std::int64_t end = kind.num_pages * kind.page_size;
@@ -63,7 +72,7 @@ Status write(const CacheConfig& c, const MutablePages& kp, const MutablePages& v
   constexpr const char* kCall = "quantise_to_pages";
   const auto n = static_cast<std::int64_t>(slots.size());
   MPFA_RETURN_IF_ERROR(check_config(c));
-  MPFA_RETURN_IF_ERROR(check_page_recipe(kCall, c.recipe));
+  MPFA_RETURN_IF_ERROR(check_caller_recipe(kCall, c.recipe));
   if (c.shared_kv) {
     return invalid(
         fmt::format("{}: the configuration shares the storage of K and V, this call writes both; use a "
@@ -130,23 +139,15 @@ Status write(const CacheConfig& c, const MutablePages& kp, const MutablePages& v
 Status check_page_recipe(const char* call, const Recipe& r) {
   if (keeps_wide_tokens(r)) {
     return invalid(
-        fmt::format("{}: recipe {} keeps tokens in bf16 beside the pages (sink, recent, blocks along keys or "
-                    "phase_switch); use a PagedCache and append, or a recipe without them",
+        fmt::format("{}: recipe {} keeps tokens in bf16 beside the pages (sink, recent, blocks along keys, v_mean=page "
+                    "or phase_switch); append to a PagedCache, or use a recipe without them",
                     call, recipe_text(r)));
   }
-  if (r.centre == Centre::mean || r.q_centre == QCentre::mean || r.v_mean == VMean::mean || r.v_residual) {
-    return invalid(
-        fmt::format("{}: recipe {} takes means from the first append of a sequence, which pages alone do not "
-                    "have; take centre, q_centre and v_mean static or none and v_residual=off",
-                    call, recipe_text(r)));
-  }
-  if (r.rank_one != RankOne::off) {
-    return invalid(
-        fmt::format("{}: recipe {} stores rank-one terms, for which these pages have no place; use "
-                    "rank_one=off, or a PagedCache and append",
-                    call, recipe_text(r)));
-  }
-  return {};
+  if (r.centre != Centre::mean && r.q_centre != QCentre::mean && r.v_mean != VMean::mean && !r.v_residual) return {};
+  return invalid(
+      fmt::format("{}: recipe {} takes means from the first append of a sequence, which pages do not have; take "
+                  "centre, q_centre and v_mean static or none and v_residual=off",
+                  call, recipe_text(r)));
 }
 
 Status quantise_to_pages(const CacheConfig& config, const MutablePages& k_pages, const MutablePages& v_pages,
@@ -173,7 +174,7 @@ Status PagedCache::import_pages(std::int64_t sequence, const Pages& k, const Pag
                     "cache without shared_kv, or append",
                     kCall));
   }
-  MPFA_RETURN_IF_ERROR(check_page_recipe(kCall, c.recipe));
+  MPFA_RETURN_IF_ERROR(check_caller_recipe(kCall, c.recipe));
   MPFA_RETURN_IF_ERROR(check_kind(kCall, "k", k.kind, c.recipe.k, c, c.head_dim));
   MPFA_RETURN_IF_ERROR(check_kind(kCall, "v", v.kind, c.recipe.v, c, c.head_dim_v));
   MPFA_RETURN_IF_ERROR(check_global(kCall, "k_global", c.k_global, k.bytes, c.kv_heads));

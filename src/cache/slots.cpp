@@ -11,23 +11,6 @@
 namespace mpfa {
 namespace {
 
-Status check_slot_recipe(const Recipe& r) {
-  if (keeps_wide_tokens(r)) {
-    return {
-        StatusCode::invalid_argument,
-        fmt::format("write_slots: recipe {} keeps tokens in bf16 beside the pages (sink, recent, blocks along keys, "
-                    "v_mean=page or phase_switch); use append, or a recipe without them",
-                    recipe_text(r))};
-  }
-  if (r.centre == Centre::mean || r.q_centre == QCentre::mean || r.v_mean == VMean::mean || r.v_residual) {
-    return {StatusCode::invalid_argument,
-            fmt::format("write_slots: recipe {} takes means from the first append of a sequence, and slots belong to "
-                        "none; take centre, q_centre and v_mean static or none and v_residual=off",
-                        recipe_text(r))};
-  }
-  return {};
-}
-
 Status check_slots(const PagePool& pool, std::int64_t page_size, std::span<const std::int64_t> slots) {
   const std::int64_t end = pool.num_pages() * page_size;
   std::vector<std::int64_t> sorted;
@@ -107,7 +90,7 @@ Status PagedCache::write_tokens(const TensorView& k, const TensorView* v, std::s
   const CacheConfig& c = st.config;
   MPFA_RETURN_IF_ERROR(st.check_values("write_slots", v != nullptr));
   const auto n = static_cast<std::int64_t>(slot_mapping.size());
-  MPFA_RETURN_IF_ERROR(check_slot_recipe(c.recipe));
+  MPFA_RETURN_IF_ERROR(check_page_recipe("write_slots", c.recipe));
   MPFA_RETURN_IF_ERROR(check_tokens("write_slots", "k", k, 1, n, c.kv_heads, c.head_dim));
   if (v != nullptr) MPFA_RETURN_IF_ERROR(check_tokens("write_slots", "v", *v, 1, n, c.kv_heads, c.head_dim_v));
   const NewTokens tokens{k, v == nullptr ? TensorView{} : *v, 0, n, 0, rope};

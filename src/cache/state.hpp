@@ -15,7 +15,7 @@ namespace mpfa {
 /// ok when a cache, or pages of the caller, can be what `config` says.
 [[nodiscard]] Status check_config(const CacheConfig& config);
 
-/// ok when pages alone, without 16-bit tokens, measured means and rank-one terms, hold all that `recipe` stores.
+/// ok when slots can be written one by one: `recipe` keeps no 16-bit tokens and measures no means.
 [[nodiscard]] Status check_page_recipe(const char* call, const Recipe& recipe);
 
 /// Tokens about to be written to a sequence, and the state it gets when they are its first.

@@ -103,7 +103,7 @@ TEST(QuantiseToPages, RefusesWithNothingWritten) {
   };
   EXPECT_THAT(recipe_refused("mxfp4"), HasSubstr("static or none"));
   EXPECT_THAT(recipe_refused("mpfa_static"), HasSubstr("rank-one"));
-  EXPECT_THAT(recipe_refused("mxfp4,centre=none,sink=2"), HasSubstr("use a PagedCache"));
+  EXPECT_THAT(recipe_refused("mxfp4,centre=none,sink=2"), HasSubstr("append to a PagedCache"));
   EXPECT_THAT(recipe_refused("nvfp4,centre=none"), HasSubstr("'mxfp4 linear"));
   pools.config.k_global = {2.0F, 1.0F};
   EXPECT_THAT(refused({0}), HasSubstr("k_global of head 0 is 2 in the configuration and 1 in the pages"));
