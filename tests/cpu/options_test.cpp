@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "tests/support/filled.hpp"
@@ -125,6 +127,23 @@ TEST(PageTable, MayNameAPageTwiceAndInAnyOrder) {
       EXPECT_EQ(c.out, want) << text;
     }
   }
+}
+
+// A loop over the sequences would take seconds here.
+TEST(Plan, TakesNoLongerForMoreSequences) {
+  AttentionProblem p = small_problem("mpfa", 512);
+  p.threads = 2;
+  const auto best = [&p](std::int64_t batch) {
+    p.batch = batch;
+    auto least = std::chrono::nanoseconds::max();
+    for (int i = 0; i < 50; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      EXPECT_TRUE(mpfa::plan(p, Device::cpu).ok());
+      least = std::min<std::chrono::nanoseconds>(least, std::chrono::steady_clock::now() - begin);
+    }
+    return least;
+  };
+  EXPECT_LE(best(1 << 20), 20 * best(1));
 }
 
 TEST(Workspace, OfOneSplitDoesNotGrowWithTheKeys) {

@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <memory>
+
 #include "tests/support/problems.hpp"
 
 namespace mpfa::test {
@@ -68,6 +70,68 @@ TEST(Guards, TightBuffersAreReadInsideTheirBounds) {
           EXPECT_EQ(a.out, want) << text << " " << d;
         }
       }
+    }
+  }
+}
+
+/// A pool of pages, each in memory of its own that only those in `ids` may touch.
+class SparsePool {
+ public:
+  SparsePool(std::int64_t pages, std::span<const std::int32_t> ids)
+      : stride(sysconf(_SC_PAGESIZE)), bytes(pages * stride) {
+    data =
+        static_cast<std::byte*>(mmap(nullptr, size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    for (const std::int32_t id : ids) {
+      EXPECT_EQ(mprotect(data + id * stride, static_cast<std::size_t>(stride), PROT_READ | PROT_WRITE), 0);
+    }
+  }
+  ~SparsePool() { munmap(data, size()); }
+  SparsePool(const SparsePool&) = delete;
+  SparsePool& operator=(const SparsePool&) = delete;
+
+  /// Rows of every page one after the other.
+  [[nodiscard]] MutablePagePart part(std::int64_t rows, std::int64_t row_bytes) const {
+    return {data, bytes, 0, {stride, rows * row_bytes, row_bytes}};
+  }
+
+  std::int64_t stride, bytes;
+  std::byte* data = nullptr;
+
+ private:
+  [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(bytes); }
+};
+
+// A call costs what its keys cost, not what the pool holds.
+TEST(Guards, OnlyPagesOfTheTableAreTouched) {
+  constexpr std::int64_t kPages = 20000, kTokens = 40, kHeads = 2, kDim = 64;
+  const std::int32_t used[] = {19999, 7, 8000};
+  for (const char* text : {"kv=mxfp4,p=f32", "kv=nvfp4", "kv=int8", "k=bf16,v=fp8_e4m3,p=f32"}) {
+    for (const std::int64_t rows : {1, 40}) {
+      Case a(gaussian({1, rows, 4, kDim}, 1), gaussian({1, kTokens, kHeads, kDim}, 2),
+             gaussian({1, kTokens, kHeads, kDim}, 3), {text, 16, {}});
+      a.run(attend_cpu);
+      const std::vector<double> want = a.out;
+      const CacheView own = a.cache.view();
+      std::vector<std::unique_ptr<SparsePool>> pools;
+      const auto moved = [&](const Pages& from) {
+        PagesKind kind = from.kind;
+        kind.num_pages = kPages;
+        const PageGeometry g = pages_geometry(kind).value();
+        const SparsePool& data = *pools.emplace_back(std::make_unique<SparsePool>(kPages, used));
+        const SparsePool& scales = *pools.emplace_back(std::make_unique<SparsePool>(kPages, used));
+        const MutablePages to =
+            make_pages(kind, data.part(g.data_rows, g.data_row_bytes), scales.part(g.scale_rows, g.scale_row_bytes))
+                .value();
+        EXPECT_TRUE(copy_pages(from, to, std::span(own.page_table, std::size(used)), used).ok());
+        return to.bytes;
+      };
+      a.tensors.cache.k = moved(k_pages(own));
+      a.tensors.cache.v = moved(v_pages(own));
+      a.tensors.cache.num_pages = kPages;
+      a.tensors.cache.page_table = used;
+      a.tensors.cache.page_table_stride = std::size(used);
+      a.run(attend_cpu);
+      EXPECT_EQ(a.out, want) << text << ", " << rows << " rows";
     }
   }
 }
