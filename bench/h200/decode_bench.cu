@@ -1,5 +1,6 @@
-// FP4 decode on an H200: CUDA-graph replays with the second-level cache flushed before each, one JSON row a line on
-// standard output. Arguments: none for the table, or triples "format batch kv", e.g. mxfp4 32 32768.
+// Decode on an H200: CUDA-graph replays with the second-level cache flushed before each, one JSON row a line on
+// standard output. Arguments: none for the table, or triples "format batch kv", e.g. mxfp4 32 32768, or
+// nvfp4+fp8_e4m3 where V has another format.
 // collect.py joins the rows with the times of peers.py.
 #include <cstring>
 #include <string>
@@ -10,24 +11,25 @@ namespace {
 
 using mpfa::bench::measure;
 using mpfa::bench::Times;
-using mpfa::sm90::Fp4Scale;
-using mpfa::test::Fp4Case;
-using mpfa::test::Fp4Shape;
+using mpfa::test::CaseShape;
+using mpfa::test::DecodeCase;
 
 constexpr double kReadBandwidth = 4.54e12;  // measured on an H200, bytes/s
 
 void row(const char* format, int batch, int kv, int q_heads, int sq) {
-  Fp4Shape s;
-  s.scale = std::strcmp(format, "nvfp4") == 0 ? Fp4Scale::e4m3_16 : Fp4Scale::e8m0_32;
+  CaseShape s;
+  const std::string formats = format, k = formats.substr(0, formats.find('+')),
+                    v = formats.substr(formats.find('+') + 1);
+  s.k = k.c_str(), s.v = v.c_str();
   s.batch = batch, s.lengths.assign(batch, kv), s.q_heads = q_heads, s.sq = sq, s.causal = sq > 1;
-  const Fp4Case c(s);
+  const DecodeCase c(s);
   const Times t = measure([&](cudaStream_t stream) { c.run(stream, 1); });
   const double rate = c.cache_bytes() / t.median * 1e6;
   std::printf(
       "{\"b\": %d, \"kv\": %d, \"q\": %d, \"hq\": %d, \"hkv\": %d, \"d\": %d, \"page\": %d, \"k_format\": \"%s\", "
       "\"v_format\": \"%s\", "
       "\"median_us\": %.1f, \"min_us\": %.1f, \"max_us\": %.1f, \"tb_per_s\": %.2f, \"share_of_read_bandwidth\": %.3f",
-      batch, kv, sq, q_heads, s.kv_heads, s.head_dim, s.page_size, format, format, t.median, t.min, t.max, rate / 1e12,
+      batch, kv, sq, q_heads, s.kv_heads, s.head_dim, s.page_size, s.k, s.v, t.median, t.min, t.max, rate / 1e12,
       rate / kReadBandwidth);
   std::printf("}\n");
   std::fflush(stdout);
@@ -40,7 +42,7 @@ int main(int argc, char** argv) {
     for (int i = 1; i + 2 < argc; i += 3) row(argv[i], std::atoi(argv[i + 1]), std::atoi(argv[i + 2]), 32, 1);
     return 0;
   }
-  for (const char* format : {"mxfp4", "nvfp4"}) {
+  for (const char* format : {"mxfp4", "nvfp4", "int4_g64", "mxfp4_f32", "nvfp4+fp8_e4m3", "fp8_e4m3", "int8", "bf16"}) {
     for (const auto& [b, kv] : {std::pair{1, 4096},
                                 {1, 16384},
                                 {1, 32768},

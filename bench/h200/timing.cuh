@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tests/cuda/support/fp4_case.cuh"
+#include "tests/cuda/support/decode_case.cuh"
 
 namespace mpfa::bench {
 

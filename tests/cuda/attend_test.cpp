@@ -73,6 +73,8 @@ class DeviceCall {
       if (s.v_mean != nullptr) s.v_mean = memory_.copy(s.v_mean, problem_.kv_heads * problem_.head_dim_v);
     }
     v.sequences = memory_.copy(sequences.data(), batch);
+    if (v.k.global != nullptr) v.k.global = memory_.copy(v.k.global, problem_.kv_heads);
+    if (v.v.global != nullptr) v.v.global = memory_.copy(v.v.global, problem_.kv_heads);
     if (tensors_.sinks != nullptr) tensors_.sinks = memory_.copy(tensors_.sinks, problem_.q_heads);
     rows_ = static_cast<std::size_t>(c.q.shape[0] * c.q.shape[1] * problem_.q_heads);
     out_ = memory_.copy<std::uint16_t>(nullptr, rows_ * problem_.head_dim_v);
@@ -134,11 +136,17 @@ void expect_matches(Case& c) {
 
 class Recipes : public testing::TestWithParam<const char*> {};
 
+/// Scales of heads for formats that have no others.
+std::vector<float> global_of(const std::string& recipe) {
+  return recipe.find("static") == std::string::npos ? std::vector<float>() : std::vector<float>{0.05F, 0.08F};
+}
+
 TEST_P(Recipes, DecodeAsTheReference) {
   for (const std::int64_t d : {64, 128}) {
     for (const std::int64_t page : {16, 64}) {
       const Tensor k = with_bias(heavy_tail({3, 200, 2, d}, 1), 3, 20.0F);
-      Case c(gaussian({3, 1, 8, d}, 2), k, gaussian({3, 200, 2, d}, 3), {GetParam(), page, {200, 0, 77}});
+      Case c(gaussian({3, 1, 8, d}, 2), k, gaussian({3, 200, 2, d}, 3),
+             {GetParam(), page, {200, 0, 77}, global_of(GetParam())});
       expect_matches(c);
     }
   }
@@ -147,7 +155,7 @@ TEST_P(Recipes, DecodeAsTheReference) {
 TEST_P(Recipes, VerifyStepWithWindowSinksAndSoftcap) {
   const std::vector<float> sinks{0.5F, -1.0F, 2.0F, 0.0F};
   Case c(gaussian({2, 5, 4, 128}, 4), gaussian({2, 150, 2, 128}, 5), gaussian({2, 150, 2, 128}, 6),
-         {GetParam(), 32, {150, 90}});
+         {GetParam(), 32, {150, 90}, global_of(GetParam())});
   c.problem.causal = true;
   c.problem.window_left = 60;
   c.problem.softcap = 20.0F;
@@ -157,7 +165,12 @@ TEST_P(Recipes, VerifyStepWithWindowSinksAndSoftcap) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, Recipes,
-                         testing::Values("mxfp4", "mxfp4_ocp", "kv=mxfp4_ceil,p=bf16", "nvfp4", "nvfp4_4over6"),
+                         testing::Values("mxfp4", "mxfp4_ocp", "kv=mxfp4_ceil,p=bf16", "nvfp4", "nvfp4_4over6", "bf16",
+                                         "int4", "kv=int4,p=bf16,centre=mean", "kv=int4_g32,p=bf16",
+                                         "kv=int4_g128,p=bf16", "kv=int8,p=bf16", "kv=int8_g64,p=bf16",
+                                         "kv=fp8_e4m3,p=bf16", "kv=fp8_e4m3_static,p=bf16", "kv=mxfp4_f32,p=bf16",
+                                         "kv=mxfp4_f32_b64,p=bf16", "mpfa,q=bf16,p=bf16,q_centre=none,rank_one=off",
+                                         "k=nvfp4_4over6,v=fp8_e4m3_static,p=bf16,v_mean=mean"),
                          [](const auto& p) {
                            std::string name;
                            for (const char ch : std::string(p.param)) name += std::isalnum(ch) != 0 ? ch : '_';
@@ -247,7 +260,9 @@ TEST(BadInput, IsNamed) {
   Case c(gaussian({1, 1, 4, 128}, 1), gaussian({1, 64, 2, 128}, 2), gaussian({1, 64, 2, 128}, 3), {"mxfp4", 64, {}});
   DeviceCall call(c);
   call.problem().recipe = recipe("fp8");
-  EXPECT_NE(call.run().message().find("both must be mxfp4 or both nvfp4"), std::string::npos);
+  EXPECT_NE(call.run().message().find("Q is fp8_e4m3; use q=bf16"), std::string::npos);
+  call.problem().recipe = recipe("kv=fp8_e5m2,p=bf16");
+  EXPECT_NE(call.run().message().find("K is fp8_e5m2 and V is fp8_e5m2; both must be"), std::string::npos);
   call.problem().recipe = recipe("mxfp4");
   call.problem().alibi = true;
   EXPECT_NE(call.run().message().find("ALiBi"), std::string::npos);

@@ -177,6 +177,7 @@ class Case {
     std::string recipe = kExactRecipe;
     std::int64_t page_size = 16;
     std::vector<std::int64_t> lengths;  // empty: all tokens of k
+    std::vector<float> global{};        // calibrated scales of K and V, [kv_heads]
   };
 
   Case(Tensor q_in, const Tensor& k, const Tensor& v, Options o) : q(std::move(q_in)), cache(make(q, k, v, o)) {
@@ -220,6 +221,7 @@ class Case {
     c.kv_heads = k.shape[2];
     c.head_dim = k.shape[3];
     c.head_dim_v = v.shape[3];
+    c.k_global = c.v_global = o.global;
     Result<PagedCache> made = PagedCache::create(c);
     if (!made.ok()) throw std::runtime_error(made.status().message());
     PagedCache cache = std::move(made).value();

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -32,16 +33,43 @@ class Reasons {
   std::vector<std::string> all_;
 };
 
-Fp4Scale scale_of(const AttentionProblem& p) {
-  return p.recipe.k.scale == ScaleType::e8m0 ? Fp4Scale::e8m0_32 : Fp4Scale::e4m3_16;
+/// How the kernel reads a format, or nothing.
+std::optional<Operand> operand_of(const BlockFormat& f) {
+  if (is_fp4(f)) return f.scale == ScaleType::e8m0 ? Operand::mxfp4 : Operand::nvfp4;
+  if (f.axis != PackAxis::head_dim || f.block_keys != 1) return std::nullopt;
+  const bool row = f.scale == ScaleType::f32 && f.block_channels == 0;
+  const bool group = f.scale == ScaleType::f16 && f.block_channels >= 32;
+  switch (f.element) {
+    case Element::e2m1:
+      if (f.scale == ScaleType::f32 && f.block_channels >= 32) return Operand::fp4_f32;
+      return std::nullopt;
+    case Element::int4:
+      if (row || group) return Operand::int4;
+      return std::nullopt;
+    case Element::int8:
+      if (row || group) return Operand::int8;
+      return std::nullopt;
+    case Element::e4m3:
+      if (row || f.rule == ScaleRule::fixed) return Operand::e4m3;
+      return std::nullopt;
+    case Element::bf16: return Operand::bf16;
+    default: return std::nullopt;
+  }
+}
+
+std::optional<OperandPair> operands_of(const Recipe& r) {
+  const std::optional<Operand> key = operand_of(r.k), value = operand_of(r.v);
+  if (!key || !value || !has_decode_kernel(OperandPair{*key, *value})) return std::nullopt;
+  return OperandPair{*key, *value};
 }
 
 void check_recipe_fields(const AttentionProblem& p, Reasons& reasons) {
   const Recipe& r = p.recipe;
-  const bool same_scale = r.k.scale == r.v.scale;
-  reasons.add_if(!is_fp4(r.k) || !is_fp4(r.v) || !same_scale,
-                 "K is {} and V is {}; both must be mxfp4 or both nvfp4 (any scale rule), or use Device::cpu",
+  reasons.add_if(!operands_of(r),
+                 "K is {} and V is {}; both must be mxfp4, nvfp4, mxfp4_f32, fp8_e4m3, int8, int4 (any scale rule or "
+                 "group) or bf16, or K nvfp4 and V fp8_e4m3; use one of these or Device::cpu",
                  format_name(r.k), format_name(r.v));
+  reasons.add_if(r.k.element == Element::bf16 && r.q.element == Element::f16, "Q is fp16 and K is bf16; use q=bf16");
   reasons.add_if(r.q.element != Element::bf16 && r.q.element != Element::f16, "Q is {}; use q=bf16 or q=fp16",
                  format_name(r.q));
   reasons.add_if(r.p != PMode::bf16, "P is rounded to something other than 16 bits; use p=bf16");
@@ -56,7 +84,7 @@ void check_recipe_fields(const AttentionProblem& p, Reasons& reasons) {
 DecodeShape decode_shape(const AttentionProblem& p) {
   DecodeShape s;
   s.head_dim = static_cast<std::int32_t>(p.head_dim);
-  s.scale = scale_of(p);
+  s.operands = operands_of(p.recipe).value_or(OperandPair{});
   s.batch = static_cast<std::int32_t>(p.batch);
   s.kv_heads = static_cast<std::int32_t>(p.kv_heads);
   s.group = static_cast<std::int32_t>(p.q_heads / p.kv_heads);
@@ -75,29 +103,37 @@ Status check_aligned(const char* name, const void* data, std::int64_t bytes,
                  name, bytes);
 }
 
-Status fill_pages(const char* name, const OperandPages& o, std::int64_t d, std::int64_t scale_bytes, DecodePages& out) {
+Status fill_pages(const char* name, const OperandPages& o, const BlockFormat& f, std::int64_t d, DecodePages& out) {
+  const PageGeometry rows = page_geometry(f, d, 1);
+  const std::int64_t scale_bytes = rows.scale_row_bytes;
   MPFA_RETURN_IF_ERROR(check_aligned(name, o.data, 16, {o.data_page_stride, o.data_head_stride, o.data_row_stride}));
-  MPFA_RETURN_IF_ERROR(
-      check_aligned(name, o.scales, scale_bytes, {o.scale_page_stride, o.scale_head_stride, o.scale_row_stride}));
+  if (scale_bytes > 0) {
+    MPFA_RETURN_IF_ERROR(check_aligned(name, o.scales, std::min<std::int64_t>(scale_bytes, 16),
+                                       {o.scale_page_stride, o.scale_head_stride, o.scale_row_stride}));
+  }
   for (const std::int64_t stride : {o.data_page_stride, o.data_row_stride, o.scale_page_stride, o.scale_row_stride}) {
     if (stride >= 0 && stride <= kMaxInt) continue;
     return invalid("{} has a stride of {} bytes; page and row strides must be in [0, {}]", name, stride, kMaxInt);
   }
-  if (o.data_row_stride < d / 2)
-    return invalid("{} has rows of {} bytes, {} are needed", name, o.data_row_stride, d / 2);
+  if (o.data_row_stride < rows.data_row_bytes) {
+    return invalid("{} has rows of {} bytes, {} are needed", name, o.data_row_stride, rows.data_row_bytes);
+  }
   out.data = reinterpret_cast<const std::uint8_t*>(o.data);
-  out.scales = reinterpret_cast<const std::uint8_t*>(o.scales);
-  out.global = o.global;
+  out.scales = scale_bytes > 0 ? reinterpret_cast<const std::uint8_t*>(o.scales) : nullptr;
+  // Other formats do not use a head's global scale.
+  out.global = f.scale == ScaleType::e4m3 || f.rule == ScaleRule::fixed ? o.global : nullptr;
   out.data_head = o.data_head_stride, out.scale_head = o.scale_head_stride;
   out.data_page = static_cast<std::int32_t>(o.data_page_stride);
   out.data_row = static_cast<std::int32_t>(o.data_row_stride);
   out.scale_page = static_cast<std::int32_t>(o.scale_page_stride);
   out.scale_row = static_cast<std::int32_t>(o.scale_row_stride);
+  set_scale_groups(f, d, out);
   return {};
 }
 
-bool rows_side_by_side(const DecodePages& pages, std::int64_t d, std::int64_t scale_bytes) {
-  return pages.data_row == d / 2 && pages.scale_row == scale_bytes;
+bool rows_side_by_side(const DecodePages& pages, const BlockFormat& f, std::int64_t d) {
+  const PageGeometry rows = page_geometry(f, d, 1);
+  return pages.data_row == rows.data_row_bytes && (pages.scales == nullptr || pages.scale_row == rows.scale_row_bytes);
 }
 
 std::int32_t window(std::int64_t keys) {
@@ -146,11 +182,10 @@ Status plan(Plan& plan) {
 Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) {
   const AttentionProblem& p = plan.problem;
   const DecodeShape shape = decode_shape(p);
-  const std::int64_t scale_bytes = p.head_dim / (shape.scale == Fp4Scale::e8m0_32 ? 32 : 16);
   DecodeParams d{};
   if (p.max_kv > 0) {
-    MPFA_RETURN_IF_ERROR(fill_pages("cache.k", t.cache.k, p.head_dim, scale_bytes, d.k));
-    MPFA_RETURN_IF_ERROR(fill_pages("cache.v", t.cache.v, p.head_dim, scale_bytes, d.v));
+    MPFA_RETURN_IF_ERROR(fill_pages("cache.k", t.cache.k, p.recipe.k, p.head_dim, d.k));
+    MPFA_RETURN_IF_ERROR(fill_pages("cache.v", t.cache.v, p.recipe.v, p.head_dim, d.v));
   }
   MPFA_RETURN_IF_ERROR(check_aligned("q", t.q.data, 16, {t.q.stride[0] * 2, t.q.stride[1] * 2, t.q.stride[2] * 2}));
   d.q = t.q.data;
@@ -179,8 +214,8 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
   d.softcap = p.softcap;
   d.page_div = make_divisor(static_cast<std::uint32_t>(d.page_size));
   d.group_div = make_divisor(static_cast<std::uint32_t>(d.group));
-  d.plain = p.page_size % kTileKeys == 0 && p.softcap == 0.0F && rows_side_by_side(d.k, p.head_dim, scale_bytes) &&
-            rows_side_by_side(d.v, p.head_dim, scale_bytes);
+  d.plain = p.page_size % kTileKeys == 0 && p.softcap == 0.0F && rows_side_by_side(d.k, p.recipe.k, p.head_dim) &&
+            rows_side_by_side(d.v, p.recipe.v, p.head_dim);
   const cudaError_t e = launch_decode(shape, plan_decode(shape, plan.multiprocessors), d, workspace.data,
                                       static_cast<cudaStream_t>(t.stream));
   if (e == cudaSuccess) return {};

@@ -8,17 +8,17 @@ namespace mpfa::sm90 {
 
 template <class Config>
 DecodeKernel kernel_of() {
-  return {reinterpret_cast<const void*>(&decode_fp4<Config>), Config::kSharedBytes, Config::kThreads};
+  return {reinterpret_cast<const void*>(&decode<Config>), Config::kSharedBytes, Config::kThreads};
 }
 
-template <int kHeadDim, Fp4Scale kScale>
+template <int kHeadDim, Operand kKey, Operand kValue>
 DecodeKernel decode_kernel(std::int32_t row_tiles, bool plain) {
   if (row_tiles == 1) {
-    return plain ? kernel_of<DecodeConfig<kHeadDim, kScale, 1, true>>()
-                 : kernel_of<DecodeConfig<kHeadDim, kScale, 1, false>>();
+    return plain ? kernel_of<DecodeConfig<kHeadDim, kKey, kValue, 1, true>>()
+                 : kernel_of<DecodeConfig<kHeadDim, kKey, kValue, 1, false>>();
   }
-  return plain ? kernel_of<DecodeConfig<kHeadDim, kScale, 2, true>>()
-               : kernel_of<DecodeConfig<kHeadDim, kScale, 2, false>>();
+  return plain ? kernel_of<DecodeConfig<kHeadDim, kKey, kValue, 2, true>>()
+               : kernel_of<DecodeConfig<kHeadDim, kKey, kValue, 2, false>>();
 }
 
 }  // namespace mpfa::sm90

@@ -1,9 +1,9 @@
-// Attention of few query rows over a paged FP4 cache (mxfp4 or nvfp4, K and V alike).
+// Attention of few query rows over a paged cache of one of the operand pairs.
 //
-// Every warp works alone on tiles of 32 keys: codes come through a ring of asynchronous copies, are expanded to f16 in
-// registers and go straight into MMAs. The warps of a block share a range of keys of one KV head and merge at its end,
-// while the copies of the next range are on their way; ranges of the same rows are merged by the block that finishes
-// last.
+// Every warp works alone on tiles of 32 keys: codes come through a ring of asynchronous copies, are expanded to 16 bits
+// in registers and go straight into MMAs. The warps of a block share a range of keys of one KV head and merge at its
+// end, while the copies of the next range are on their way; ranges of the same rows are merged by the block that
+// finishes last.
 #pragma once
 
 #include "cuda/sm90/decode/fp4/merge.cuh"
@@ -63,23 +63,35 @@ class Walk {
     // Tiles [full_begin, full_end) of the sequence need no mask.
     const std::int32_t full_begin = (work.sequence.all_begin + kTileKeys - 1) / kTileKeys;
     const std::int32_t full_end = max(work.sequence.all_end, 0) / kTileKeys;
-    std::uint32_t matrix = matrix_row<Config>(), codes = memory;
-    ptx::keep_in_register(matrix);
+    std::uint32_t key_matrix = matrix_row<Config::kKeyRowBytes>(), codes = memory;
+    ptx::keep_in_register(key_matrix);
+    std::uint32_t value_matrix = key_matrix;
+    if constexpr (Config::kKeyRowBytes != Config::kValueRowBytes) {
+      value_matrix = matrix_row<Config::kValueRowBytes>();
+      ptx::keep_in_register(value_matrix);
+    }
     for (std::int32_t i = 0; i < count_; ++i) {
       const std::int32_t tile = base_ + i * Config::kWarps;
       const bool masked = tile < full_begin || tile >= full_end;
+      bool unseen = false;  // the lane's key, by every row
       if (masked) {
-        // Scales of keys that no row sees may be anything; zero makes the key's part of P V zero.
+        // Scales of such keys may be anything; zero makes the key's part of P V zero.
         const std::int32_t key = tile * kTileKeys + static_cast<std::int32_t>(threadIdx.x % 32);
-        if (key < work.sequence.begin || key >= work.sequence.end) {
+        unseen = key < work.sequence.begin || key >= work.sequence.end;
+        if (unseen) {
           k_row_.clear();
           v_row_.clear();
         }
       }
-      prepare_key_scales<Config>(k_row_, key_scales);
-      prepare_value_scales<Config>(v_row_, value_scales, state);
+      prepare_key_scales<Config>(*p_, k_row_, key_scales);
+      prepare_value_scales<Config>(*p_, v_row_, value_scales, state);
       ptx::wait_copies<1>();
       __syncwarp();
+      if constexpr (Config::kValueInfo.has_nan) {
+        // Their codes may be NaN, which no P of zero takes away.
+        if (unseen) clear_row<Config::kValueRowBytes>(codes + Config::kKeyBytes, threadIdx.x % 32);
+        __syncwarp();
+      }
       if (i + 1 < count_) pages_.load_scales(next_, k_row_, v_row_);
       if (i + 2 < count_) {
         next_ = checked(later_);
@@ -89,14 +101,14 @@ class Walk {
       ptx::commit_copies();
 
       Scores<Config> x;
-      score_tile<Config>(codes, matrix, key_scales, queries, x);
+      score_tile<Config>(codes, key_matrix, key_scales, queries, x);
       if constexpr (!Config::kPlain) cap_scores<Config>(*p_, factors, exchange.row_shift, x);
       if (masked) {
         mask_scores<Config>(*p_, work.sequence, work.piece.row_block * Config::kRows, tile * kTileKeys, x);
       }
       std::uint32_t probabilities[Config::kRowTiles][2][2];
-      add_probabilities<Config>(factors, x, state, probabilities);
-      add_values<Config>(codes + Config::kCodeBytes, matrix, value_scales, probabilities, state);
+      add_probabilities<Config>(factors, x, value_scales, state, probabilities);
+      add_values<Config>(codes + Config::kKeyBytes, value_matrix, value_scales, probabilities, state);
       codes = codes == memory + 2 * Config::kStageBytes ? memory : codes + Config::kStageBytes;
       __syncwarp();
     }
@@ -121,12 +133,13 @@ class Walk {
   Pages<Config> pages_;
   std::int32_t base_, count_;
   Place next_{}, later_{};
-  ScaleRow<Config> k_row_, v_row_;
+  typename Pages<Config>::KeyScales k_row_;
+  typename Pages<Config>::ValueScales v_row_;
   bool bad_page_ = false;
 };
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1) decode_fp4(const __grid_constant__ DecodeParams p) {
+__global__ void __launch_bounds__(Config::kThreads, 1) decode(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const Exchange<Config> exchange(shared);
   const std::uint32_t memory = ptx::shared_address(shared) + (threadIdx.x / 32) * Config::kWarpBytes;

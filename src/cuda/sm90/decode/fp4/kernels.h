@@ -1,4 +1,4 @@
-// The instantiations of the kernel, one translation unit per head dim and scale type.
+// The instantiations of the kernel, one translation unit per head dim and pair of operands.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,7 +13,7 @@ struct DecodeKernel {
   std::int32_t shared_bytes = 0, threads = 0;
 };
 
-template <int kHeadDim, Fp4Scale kScale>
+template <int kHeadDim, Operand kKey, Operand kValue>
 [[nodiscard]] DecodeKernel decode_kernel(std::int32_t row_tiles, bool plain);
 
 }  // namespace mpfa::sm90

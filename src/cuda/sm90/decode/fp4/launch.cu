@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <type_traits>
+#include <utility>
 
 #include "cuda/sm90/decode/fp4/kernels.h"
 #include "cuda/sm90/decode/fp4/launch.h"
@@ -7,16 +9,22 @@
 namespace mpfa::sm90 {
 namespace {
 
-template <int kHeadDim>
-DecodeKernel kernel_for(Fp4Scale scale, std::int32_t row_tiles, bool plain) {
-  return scale == Fp4Scale::e8m0_32 ? decode_kernel<kHeadDim, Fp4Scale::e8m0_32>(row_tiles, plain)
-                                    : decode_kernel<kHeadDim, Fp4Scale::e4m3_16>(row_tiles, plain);
+template <int kHeadDim, std::size_t... i>
+DecodeKernel kernel_for(OperandPair operands, std::int32_t row_tiles, bool plain, std::index_sequence<i...>) {
+  DecodeKernel kernel;
+  const auto take = [&](auto found) {
+    if (operands != kOperandPairs[found]) return;
+    kernel = decode_kernel<kHeadDim, kOperandPairs[found].key, kOperandPairs[found].value>(row_tiles, plain);
+  };
+  (take(std::integral_constant<std::size_t, i>()), ...);
+  return kernel;
 }
 
-DecodeKernel kernel_for(std::int32_t head_dim, Fp4Scale scale, std::int32_t row_tiles, bool plain) {
-  if (head_dim == 64) return kernel_for<64>(scale, row_tiles, plain);
-  if (head_dim == 128) return kernel_for<128>(scale, row_tiles, plain);
-  return kernel_for<256>(scale, row_tiles, plain);
+DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_t row_tiles, bool plain) {
+  constexpr auto kAll = std::make_index_sequence<kOperandPairs.size()>();
+  if (head_dim == 64) return kernel_for<64>(operands, row_tiles, plain, kAll);
+  if (head_dim == 128) return kernel_for<128>(operands, row_tiles, plain, kAll);
+  return kernel_for<256>(operands, row_tiles, plain, kAll);
 }
 
 __global__ void clear_counters(std::int32_t* counters, std::int32_t n) {
@@ -34,13 +42,24 @@ bool has_decode_kernel(std::int32_t head_dim) {
   return head_dim == 64 || head_dim == 128 || head_dim == 256;
 }
 
+bool has_decode_kernel(OperandPair operands) {
+  return std::find(kOperandPairs.begin(), kOperandPairs.end(), operands) != kOperandPairs.end();
+}
+
+void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& pages) {
+  const std::int64_t scale = f.scale == ScaleType::f32 ? 4 : f.scale == ScaleType::f16 ? 2 : 0;
+  const std::int64_t group = f.block_channels == 0 ? head_dim : f.block_channels;
+  pages.scale_bytes = static_cast<std::int32_t>((head_dim + group - 1) / group * scale);
+  pages.row_scale = f.block_channels == 0 ? 1 : 0;
+  pages.scale_shift = f.block_channels >= 128 ? 2 : f.block_channels == 64 ? 1 : 0;
+}
+
 DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors) {
   DecodeLaunch l;
   const std::int64_t rows = static_cast<std::int64_t>(shape.group) * shape.max_q;
   l.row_tiles = rows <= 8 ? 1 : 2;
   const std::int64_t block_rows = 8 * l.row_tiles;
   l.row_blocks = static_cast<std::int32_t>((rows + block_rows - 1) / block_rows);
-  const DecodeKernel kernel = kernel_for(shape.head_dim, shape.scale, l.row_tiles, true);
   const std::int64_t lines = static_cast<std::int64_t>(shape.batch) * shape.kv_heads * l.row_blocks;
   const std::int64_t tiles = std::max<std::int64_t>((shape.max_kv + kTileKeys - 1) / kTileKeys + 1, 1);
   // A row's keys lie in at most ceil(tiles / chunk) + 1 chunks.
@@ -66,7 +85,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.counters = reinterpret_cast<std::int32_t*>(memory + launch.counters);
   params.partial_state = reinterpret_cast<float2*>(memory + launch.states);
   params.partial_out = reinterpret_cast<float*>(memory + launch.outs);
-  const DecodeKernel kernel = kernel_for(shape.head_dim, shape.scale, launch.row_tiles, params.plain != 0);
+  const DecodeKernel kernel = kernel_for(shape.head_dim, shape.operands, launch.row_tiles, params.plain != 0);
   if (const cudaError_t e =
           cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
       e != cudaSuccess) {

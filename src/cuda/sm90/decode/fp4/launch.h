@@ -1,4 +1,4 @@
-// Host side of the FP4 decode kernel: schedule and workspace from the capacity, and the launch.
+// Host side of the decode kernel: schedule and workspace from the capacity, and the launch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,13 +8,14 @@
 
 #include "cuda/sm90/decode/fp4/config.h"
 #include "cuda/sm90/decode/fp4/params.h"
+#include "mpfa/formats.hpp"
 
 namespace mpfa::sm90 {
 
 /// What the schedule depends on.
 struct DecodeShape {
   std::int32_t head_dim = 0;
-  Fp4Scale scale = Fp4Scale::e8m0_32;
+  OperandPair operands;
   std::int32_t batch = 0, kv_heads = 0, group = 0, max_q = 0, max_kv = 0;
   std::int32_t fixed_split_keys = 0;  // > 0: rows do not depend on their batch mates; a multiple of kTileKeys
 };
@@ -25,8 +26,12 @@ struct DecodeLaunch {
   std::size_t workspace_bytes = 0;
 };
 
-/// Whether there is a kernel for this head dim.
+/// Whether there are kernels for this head dim, and for these operands.
 [[nodiscard]] bool has_decode_kernel(std::int32_t head_dim);
+[[nodiscard]] bool has_decode_kernel(OperandPair operands);
+
+/// Fills scale_bytes, row_scale and scale_shift of pages of format `f`.
+void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& pages);
 
 /// Fixes grid and workspace for any lengths up to max_kv on a device with `multiprocessors`.
 [[nodiscard]] DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors);

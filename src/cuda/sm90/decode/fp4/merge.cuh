@@ -39,7 +39,7 @@ struct Exchange {
     work = reinterpret_cast<Work*>(word + 4);
     schedule = reinterpret_cast<Schedule*>(work + 2);
   }
-  /// Channels 4 * quad.. of a row as a warp has them; the order of quads avoids bank conflicts.
+  /// A quad of channels (see value_channel) of a row as a warp has them; the order of quads avoids bank conflicts.
   __device__ float4* out(int warp, int row, int quad) const {
     return reinterpret_cast<float4*>(ring + warp * Config::kWarpBytes + 2 * Config::kStageBytes) +
            row * (Config::kD / 4) + (quad ^ (row & 6));
@@ -68,7 +68,7 @@ __device__ __forceinline__ float weight(float max, float top) {
   return exp2f(max - top);
 }
 
-/// Normalises channels 4 * quad.. of a row and writes them; quad 0 writes the LSE too.
+/// Normalises the channels of a quad of a row and writes them; quad 0 writes the LSE too.
 template <class Config>
 __device__ __forceinline__ void store_row(const DecodeParams& p, const Sequence& s, const Piece& piece, std::int32_t r,
                                           int quad, float4 out, float max, float sum, float shift) {
@@ -96,22 +96,25 @@ __device__ __forceinline__ void store_row(const DecodeParams& p, const Sequence&
     if (empty) {
       v[i] = 0.0F;
     } else {
-      if (mean != nullptr) v[i] += mean[piece.head * Config::kD + quad * 4 + i];
+      if (mean != nullptr) v[i] += mean[piece.head * Config::kD + value_channel<Config::kValue>(quad, i)];
       v[i] *= share;
     }
   }
   const std::int64_t row = p.cu_seqlens_q != nullptr ? (s.first_row + place.token) * p.out_row
                                                      : piece.b * p.out_batch + place.token * p.out_row;
-  const std::int64_t at = row + place.head * p.out_head + quad * 4;
+  const std::int64_t at = row + place.head * p.out_head;
+  int channel[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) channel[i] = value_channel<Config::kValue>(quad, i);
   if (p.out_type == 0) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) static_cast<float*>(p.out)[at + i] = v[i];
+    for (int i = 0; i < 4; ++i) static_cast<float*>(p.out)[at + channel[i]] = v[i];
   } else if (p.out_type == 1) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) static_cast<__nv_bfloat16*>(p.out)[at + i] = __float2bfloat16_rn(v[i]);
+    for (int i = 0; i < 4; ++i) static_cast<__nv_bfloat16*>(p.out)[at + channel[i]] = __float2bfloat16_rn(v[i]);
   } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) static_cast<__half*>(p.out)[at + i] = __float2half_rn(v[i]);
+    for (int i = 0; i < 4; ++i) static_cast<__half*>(p.out)[at + channel[i]] = __float2half_rn(v[i]);
   }
   if (quad == 0 && p.lse != nullptr) {
     const std::int64_t lse_at =

@@ -1,4 +1,4 @@
-// What the FP4 decode kernel is given: one struct, pointers to device memory. Strides of q and out are in elements,
+// What the decode kernel is given: one struct, pointers to device memory. Strides of q and out are in elements,
 // those of pages in bytes. Shared by the launch code and the kernel, so plain data only.
 #pragma once
 
@@ -10,11 +10,14 @@
 namespace mpfa::sm90 {
 
 struct DecodePages {
-  const std::uint8_t* data;    // [num_pages, kv_heads, page_size, head_dim / 2]
-  const std::uint8_t* scales;  // [num_pages, kv_heads, page_size, head_dim / block]
+  const std::uint8_t* data;    // [num_pages, kv_heads, page_size, bytes of a head's channels]
+  const std::uint8_t* scales;  // [num_pages, kv_heads, page_size, scale_bytes] or null
   const float* global;         // [kv_heads] or null
   std::int64_t data_head, scale_head;
   std::int32_t data_page, data_row, scale_page, scale_row;
+  // ScaleKind::group: bytes of a key's scales; one f32 for all channels, or else chunk c of 32 channels has scale
+  // c >> scale_shift.
+  std::int32_t scale_bytes, row_scale, scale_shift;
 };
 
 struct DecodeParams {

@@ -56,51 +56,37 @@ __device__ __forceinline__ float2 unpack_q(std::uint32_t pair, bool bf16) {
   return __half22float2(*reinterpret_cast<__half2*>(&pair));
 }
 
-/// The thread's channels of a query row: 8 of every chunk.
+/// The thread's channels of a query row, 8 of every chunk of 32: 8 side by side for 4-bit keys, twice 4 for 8-bit keys
+/// and four times 2 for 16-bit keys, as a thread has them of a row of K.
 template <class Config>
 struct RawQuery {
-  uint4 q[Config::kChunks];
+  std::uint32_t q[Config::kChunks][4];
 };
 
 /// Starts the loads of row tile n of the piece's block.
 template <class Config>
 __device__ __forceinline__ RawQuery<Config> load_query(const DecodeParams& p, const Work& work, int n) {
+  constexpr int kRun = 32 / Config::kKeyInfo.bits;  // channels side by side
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const std::int32_t r = work.piece.row_block * Config::kRows + n * 8 + g;
   const RowPlace place = place_row(p, work.piece.head, min(r, work.sequence.sq * p.group - 1));
-  const auto* from = static_cast<const std::uint16_t*>(p.q) + q_offset(p, work.sequence, work.piece.b, place) + t * 8;
+  const auto* from =
+      static_cast<const std::uint16_t*>(p.q) + q_offset(p, work.sequence, work.piece.b, place) + t * kRun;
   RawQuery<Config> raw;
 #pragma unroll
-  for (int c = 0; c < Config::kChunks; ++c) raw.q[c] = __ldg(reinterpret_cast<const uint4*>(from + c * 32));
+  for (int c = 0; c < Config::kChunks; ++c) {
+#pragma unroll
+    for (int i = 0; i < 8; i += kRun) {
+      load_bytes<kRun * 2>(reinterpret_cast<const std::uint8_t*>(from + c * 32 + i * 4), &raw.q[c][i / 2]);
+    }
+  }
   return raw;
 }
 
-/// Row tile n of the piece's block as B operands to shared memory, with the factors of its rows; one warp. A row is
-/// scaled by a power of two so that its largest element is in [2^14, 2^15): f16 then holds every bf16 and f16 element
-/// exactly down to 2^-31 of the largest.
+/// Pairs of a row become f16 in the order of K's registers; returns the power of two that they were scaled by.
 template <class Config>
-__device__ __forceinline__ void store_query(const DecodeParams& p, const Work& work, int n, const RawQuery<Config>& raw,
-                                            uint4* queries, float* factors) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const bool real = work.piece.row_block * Config::kRows + n * 8 + g < work.sequence.sq * p.group;
-  std::uint32_t q[Config::kChunks][4];
-#pragma unroll
-  for (int c = 0; c < Config::kChunks; ++c) {
-    const uint4 four = real ? raw.q[c] : make_uint4(0, 0, 0, 0);
-    q[c][0] = four.x, q[c][1] = four.y, q[c][2] = four.z, q[c][3] = four.w;
-  }
-  std::uint32_t largest_pair = 0;
-#pragma unroll
-  for (int i = 0; i < Config::kChunks * 4; ++i) {
-    std::uint32_t& two = q[i / 4][i % 4];
-    if (p.round_q_bf16) {
-      const float2 v = unpack_q(two, false);
-      const __nv_bfloat162 rounded = __floats2bfloat162_rn(v.x, v.y);
-      two = *reinterpret_cast<const std::uint32_t*>(&rounded);
-    }
-    largest_pair = __vmaxu2(largest_pair, two & 0x7FFF7FFFU);  // magnitudes compare like integers
-  }
-  const bool bf16 = p.q_bf16 || p.round_q_bf16;
+__device__ __forceinline__ float lift_query(std::uint32_t (&q)[Config::kChunks][4], std::uint32_t largest_pair,
+                                            bool bf16) {
   const float2 pair = unpack_q(largest_pair, bf16);
   float largest = fmaxf(pair.x, pair.y);
   largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
@@ -117,11 +103,48 @@ __device__ __forceinline__ void store_query(const DecodeParams& p, const Work& w
       v[2 * i] = two.x * lift, v[2 * i + 1] = two.y * lift;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) q[c][i] = half2_bits(__floats2half2_rn(v[i], v[i + 4]));
+    for (int i = 0; i < 4; ++i) {
+      // Words of eight codes become the pairs (i, i + 4).
+      const bool apart = Config::kKeyInfo.bits == 4;
+      q[c][i] = half2_bits(__floats2half2_rn(v[apart ? i : 2 * i], v[apart ? i + 4 : 2 * i + 1]));
+    }
+  }
+  return lift;
+}
+
+/// Row tile n of the piece's block as B operands to shared memory, with the factors of its rows; one warp. For keys in
+/// bf16 q is bf16 and stays as it is. Else a row is scaled by a power of two so that its largest element is in [2^14,
+/// 2^15): f16 then holds every bf16 and f16 element exactly down to 2^-31 of the largest.
+template <class Config>
+__device__ __forceinline__ void store_query(const DecodeParams& p, const Work& work, int n, const RawQuery<Config>& raw,
+                                            uint4* queries, float* factors) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const bool real = work.piece.row_block * Config::kRows + n * 8 + g < work.sequence.sq * p.group;
+  std::uint32_t q[Config::kChunks][4];
+#pragma unroll
+  for (int c = 0; c < Config::kChunks; ++c) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q[c][i] = real ? raw.q[c][i] : 0U;
+  }
+  std::uint32_t largest_pair = 0;
+#pragma unroll
+  for (int i = 0; i < Config::kChunks * 4; ++i) {
+    std::uint32_t& two = q[i / 4][i % 4];
+    if (p.round_q_bf16) {
+      const float2 v = unpack_q(two, false);
+      const __nv_bfloat162 rounded = __floats2bfloat162_rn(v.x, v.y);
+      two = *reinterpret_cast<const std::uint32_t*>(&rounded);
+    }
+    largest_pair = __vmaxu2(largest_pair, two & 0x7FFF7FFFU);  // magnitudes compare like integers
+  }
+  float lift = 1.0F;
+  if constexpr (Config::kKey != Operand::bf16) lift = lift_query<Config>(q, largest_pair, p.q_bf16 || p.round_q_bf16);
+#pragma unroll
+  for (int c = 0; c < Config::kChunks; ++c) {
     queries[(n * Config::kChunks + c) * 32 + lane] = make_uint4(q[c][0], q[c][1], q[c][2], q[c][3]);
   }
   const float global = p.k.global == nullptr ? 1.0F : p.k.global[work.piece.head];
-  if (t == 0) factors[n * 8 + g] = p.scale * kLog2E * kCodeUnit * global / lift;
+  if (t == 0) factors[n * 8 + g] = p.scale * kLog2E * Config::kKeyUnit * global / lift;
 }
 
 template <class Config>
@@ -137,7 +160,7 @@ __device__ __forceinline__ void clear_state(State<Config>& state) {
       state.sum[n][j] = 0.0F;
     }
   }
-  state.bias = exponent_bias(kNoExponent);
+  clear_exponent<Config>(state);
 }
 
 /// softcap * tanh(logit / softcap) of true logits: `shift` [rows] is what centring K took out. x stays in units of the
@@ -201,10 +224,20 @@ __device__ __forceinline__ void raise_maxima(const Factors<Config>& factors, con
   }
 }
 
-/// P of a tile as f16 pairs (columns 2 t, 2 t + 1), and their exact sums.
+template <class Config>
+__device__ __forceinline__ std::uint32_t pack_probabilities(float p0, float p1) {
+  if constexpr (Config::kValue == Operand::bf16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(p0, p1);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+  return half2_bits(__floats2half2_rn(p0, p1));
+}
+
+/// P of a tile as pairs (columns 2 t, 2 t + 1) of 16 bits, times V's scales if those are of rows, and their exact sums.
 template <class Config>
 __device__ __forceinline__ void add_probabilities(const Factors<Config>& factors, const Scores<Config>& x,
-                                                  State<Config>& state, std::uint32_t (&p)[Config::kRowTiles][2][2]) {
+                                                  std::uint32_t value_scales, State<Config>& state,
+                                                  std::uint32_t (&p)[Config::kRowTiles][2][2]) {
   bool raise = false;
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {
@@ -215,6 +248,8 @@ __device__ __forceinline__ void add_probabilities(const Factors<Config>& factors
     }
   }
   if (__any_sync(0xFFFFFFFFU, raise)) raise_maxima<Config>(factors, x, state);
+  float scale[4] = {1.0F, 1.0F, 1.0F, 1.0F};
+  if constexpr (Config::kValueScale == ScaleKind::row) load_row_scales(scale, value_scales);
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
@@ -224,7 +259,7 @@ __device__ __forceinline__ void add_probabilities(const Factors<Config>& factors
       const float p1 = ptx::exp2_fast(fmaf(pair[1], factors[n][1], -state.max[n][1]));
       state.sum[n][0] += p0;
       state.sum[n][1] += p1;
-      p[n][i / 2][i % 2] = half2_bits(__floats2half2_rn(p0, p1));
+      p[n][i / 2][i % 2] = pack_probabilities<Config>(p0 * scale[i], p1 * scale[i]);
     }
   }
 }

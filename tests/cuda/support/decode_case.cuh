@@ -1,4 +1,4 @@
-// A paged FP4 cache made on the device, and attention over it in float64: what the decode kernel is checked against.
+// A paged cache made on the device, and attention over it in float64: what the decode kernel is checked against.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "cuda/sm90/decode/fp4/launch.h"
-#include "formats/elements.hpp"
+#include "tests/cuda/support/cache_format.cuh"
 
 namespace mpfa::test {
 
@@ -55,8 +55,8 @@ class Device {
 
 enum class Data : int { gaussian, k_bias, sink_token, heavy_tail };
 
-struct Fp4Shape {
-  sm90::Fp4Scale scale = sm90::Fp4Scale::e8m0_32;
+struct CaseShape {
+  const char *k = "mxfp4", *v = "mxfp4";  // formats
   std::int32_t head_dim = 128, batch = 1, q_heads = 32, kv_heads = 8, sq = 1, page_size = 64;
   std::vector<std::int64_t> lengths{1};
   std::int32_t max_kv = 0;  // 0: the longest
@@ -89,54 +89,30 @@ __device__ inline float element(Data data, std::uint64_t i, std::int64_t token, 
 
 struct Pool {
   std::uint8_t* bytes;
-  std::int64_t page_bytes, v_data, k_scale, v_scale;
-  std::int32_t head_dim, kv_heads, page_size, block;
+  std::int64_t page_bytes;
+  std::int32_t head_dim, kv_heads, page_size;
+  PoolOperand k, v;
 };
 
-/// One thread for every scale block of K and of V.
-__global__ void fill_pool(Pool pool, Data data, const std::int64_t* lengths, const std::int32_t* table,
+/// One thread for every scale block of K or of V.
+__global__ void fill_pool(Pool pool, bool key, Data data, const std::int64_t* lengths, const std::int32_t* table,
                           std::int64_t table_stride, std::uint64_t seed) {
-  namespace f = formats;
-  const std::int32_t blocks = pool.head_dim / pool.block;
+  const PoolOperand& o = key ? pool.k : pool.v;
   const std::int64_t token = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
-  const std::int32_t b = blockIdx.y, head = blockIdx.z / (2 * blocks), key = blockIdx.z / blocks % 2,
-                     block = blockIdx.z % blocks;
+  const std::int32_t b = blockIdx.y, head = blockIdx.z / o.blocks, block = blockIdx.z % o.blocks;
   if (token >= lengths[b]) return;
   std::uint8_t* page = pool.bytes + table[b * table_stride + token / pool.page_size] * pool.page_bytes;
   const std::int64_t row = head * pool.page_size + token % pool.page_size;
-  float x[32];
-  float largest = 0.0F;
   const std::uint64_t at =
       seed + ((((static_cast<std::uint64_t>(b) << 32) + token) * pool.kv_heads + head) * 2 + key) * pool.head_dim;
-  for (int i = 0; i < pool.block; ++i) {
-    const int channel = block * pool.block + i;
-    x[i] = element(data, at + channel, token, channel, key != 0);
-    largest = fmaxf(largest, fabsf(x[i]));
-  }
-  float factor = 1.0F;
-  std::uint32_t code = 0;
-  if (pool.block == 32) {
-    code = f::E8M0::encode_exponent(f::ceil_log2_ratio(largest, 7.25F));
-    factor = f::E8M0::decode(code);
-  } else {
-    code = f::E4M3::encode(largest / 6.0F).bits;
-    factor = fmaxf(f::E4M3::decode(code), 0x1p-9F);
-  }
-  page[(key ? pool.k_scale : pool.v_scale) + row * blocks + block] = static_cast<std::uint8_t>(code);
-  std::uint8_t* codes = page + (key ? 0 : pool.v_data) + row * (pool.head_dim / 2) + block * pool.block / 2;
-  for (int i = 0; i < pool.block; i += 2) {
-    codes[i / 2] =
-        static_cast<std::uint8_t>(f::E2M1::encode(x[i] / factor).bits | f::E2M1::encode(x[i + 1] / factor).bits << 4);
-  }
-}
-
-__device__ inline double stored(const Pool& pool, bool key, const std::uint8_t* page, std::int64_t row, int channel) {
-  namespace f = formats;
-  const std::uint32_t byte = page[(key ? 0 : pool.v_data) + row * (pool.head_dim / 2) + channel / 2];
-  const std::uint32_t scale =
-      page[(key ? pool.k_scale : pool.v_scale) + row * (pool.head_dim / pool.block) + channel / pool.block];
-  return static_cast<double>(f::E2M1::decode(channel % 2 == 0 ? byte & 15U : byte >> 4)) *
-         static_cast<double>(pool.block == 32 ? f::E8M0::decode(scale) : f::E4M3::decode(scale));
+  const int first = block * o.block, end = min(first + o.block, pool.head_dim);
+  const bool zero = o.format.scale == ScaleType::f32 && (token + block) % 16 == 5;
+  const auto value = [&](int channel) { return zero ? 0.0F : element(data, at + channel, token, channel, key); };
+  float largest = 0.0F;
+  for (int c = first; c < end; ++c) largest = fmaxf(largest, fabsf(value(c)));
+  const float factor =
+      write_scale(o.format, largest, head, page + o.scales + row * o.scale_bytes() + block * o.scale_size);
+  for (int c = first; c < end; ++c) write_element(o, page + o.data + row * o.row_bytes, c, value(c) / factor);
 }
 
 struct Reference {
@@ -176,7 +152,7 @@ __global__ void attend_f64(Reference r) {
     for (int c = 0; c < d; ++c) {
       const double q = r.q_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(r.q)[row * d + c])
                                 : __half2float(static_cast<const __half*>(r.q)[row * d + c]);
-      s += q * stored(r.pool, true, page_of(j), row_of(j), c);
+      s += q * read_element(r.pool.k, page_of(j), row_of(j), head, c);
     }
     s *= r.scale;
     scores[j] = r.softcap > 0.0F ? r.softcap * tanh(s / r.softcap) : s;
@@ -193,7 +169,7 @@ __global__ void attend_f64(Reference r) {
   for (int c = threadIdx.x; c < d; c += blockDim.x) {
     double o = 0.0;
     for (std::int64_t j = begin; j < end; ++j) {
-      o += exp(scores[j] - top) * stored(r.pool, false, page_of(j), row_of(j), c);
+      o += exp(scores[j] - top) * read_element(r.pool.v, page_of(j), row_of(j), head, c);
     }
     r.out[row * d + c] = begin < end ? o / sum : 0.0;
   }
@@ -209,10 +185,10 @@ __global__ void fill_queries(void* q, bool bf16, std::int64_t n, std::uint64_t s
 
 }  // namespace detail
 
-class Fp4Case {
+class DecodeCase {
  public:
-  explicit Fp4Case(const Fp4Shape& shape, std::uint64_t seed = 1) : shape_(shape) {
-    const Fp4Shape& s = shape_;
+  explicit DecodeCase(const CaseShape& shape, std::uint64_t seed = 1) : shape_(shape) {
+    const CaseShape& s = shape_;
     std::int64_t longest = 1;
     for (const std::int64_t n : s.lengths) longest = std::max(longest, n);
     if (shape_.max_kv == 0) shape_.max_kv = static_cast<std::int32_t>(longest);
@@ -227,14 +203,16 @@ class Fp4Case {
     std::mt19937 random(static_cast<unsigned>(seed));
     if (s.shuffle) std::shuffle(ids.begin(), ids.end(), random);
     for (std::int32_t& id : table) id = id < 0 ? id : ids[id];
-    pool_.block = s.scale == sm90::Fp4Scale::e8m0_32 ? 32 : 16;
+    const CacheFormat &k = cache_format(s.k), &v = cache_format(s.v);
     pool_.head_dim = s.head_dim, pool_.kv_heads = s.kv_heads, pool_.page_size = s.page_size;
-    const auto align16 = [](std::int64_t n) { return (n + 15) / 16 * 16; };
+    pool_.k = PoolOperand(k.format, s.head_dim), pool_.v = PoolOperand(v.format, s.head_dim);
     const std::int64_t rows = static_cast<std::int64_t>(s.kv_heads) * s.page_size;
-    pool_.v_data = align16(rows * s.head_dim / 2);
-    pool_.k_scale = align16(pool_.v_data + rows * s.head_dim / 2);
-    pool_.v_scale = align16(pool_.k_scale + rows * (s.head_dim / pool_.block));
-    pool_.page_bytes = (pool_.v_scale + rows * (s.head_dim / pool_.block) + 63) / 64 * 64;
+    const auto place = [&](std::int64_t& offset, std::int64_t row_bytes) {
+      offset = pool_.page_bytes;
+      pool_.page_bytes += (rows * row_bytes + 63) / 64 * 64;
+    };
+    place(pool_.k.data, pool_.k.row_bytes), place(pool_.v.data, pool_.v.row_bytes);
+    place(pool_.k.scales, pool_.k.scale_bytes()), place(pool_.v.scales, pool_.v.scale_bytes());
     num_pages_ = static_cast<std::int32_t>(ids.size());
     bytes_ = Device<std::uint8_t>(static_cast<std::size_t>(std::max(num_pages_, 1)) * pool_.page_bytes);
     pool_.bytes = bytes_.get();
@@ -243,9 +221,14 @@ class Fp4Case {
     table_ = Device<std::int32_t>(table);
     table_stride_ = columns;
     lengths_ = Device<std::int64_t>(s.lengths);
-    const dim3 grid((longest + 127) / 128, s.batch, s.kv_heads * 2 * (s.head_dim / pool_.block));
-    detail::fill_pool<<<grid, 128>>>(pool_, s.data, lengths_.get(), table_.get(), table_stride_, seed << 56);
-    require(cudaGetLastError(), "fill_pool");
+    for (const bool key : {true, false}) {
+      const dim3 grid((longest + 127) / 128, s.batch, s.kv_heads * (key ? pool_.k : pool_.v).blocks);
+      detail::fill_pool<<<grid, 128>>>(pool_, key, s.data, lengths_.get(), table_.get(), table_stride_, seed << 56);
+      require(cudaGetLastError(), "fill_pool");
+    }
+    std::vector<float> head_scales(s.kv_heads);
+    for (std::int32_t h = 0; h < s.kv_heads; ++h) head_scales[h] = head_scale(h);
+    head_scales_ = Device<float>(head_scales);
     q_ = Device<std::uint16_t>(rows_total() * s.head_dim);
     const auto n = static_cast<std::int64_t>(rows_total() * s.head_dim);
     detail::fill_queries<<<(n + 255) / 256, 256>>>(q_.get(), s.q_bf16, n, seed * 77777);
@@ -258,14 +241,20 @@ class Fp4Case {
     int device = 0, multiprocessors = 0;
     require(cudaGetDevice(&device), "cudaGetDevice");
     require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "attribute");
-    launch_shape_ = {s.head_dim, s.scale,       s.batch,           s.kv_heads, s.q_heads / s.kv_heads,
-                     s.sq,       shape_.max_kv, s.fixed_split_keys};
+    launch_shape_ = {s.head_dim,
+                     {k.operand, v.operand},
+                     s.batch,
+                     s.kv_heads,
+                     s.q_heads / s.kv_heads,
+                     s.sq,
+                     shape_.max_kv,
+                     s.fixed_split_keys};
     launch_ = sm90::plan_decode(launch_shape_, multiprocessors);
     workspace_ = Device<std::uint8_t>(launch_.workspace_bytes);
     require(cudaMemset(workspace_.get(), 0xFF, workspace_.bytes()), "cudaMemset");
   }
 
-  [[nodiscard]] const Fp4Shape& shape() const { return shape_; }
+  [[nodiscard]] const CaseShape& shape() const { return shape_; }
   [[nodiscard]] const sm90::DecodeLaunch& launch() const { return launch_; }
   [[nodiscard]] std::size_t rows_total() const {
     return static_cast<std::size_t>(shape_.batch) * shape_.sq * shape_.q_heads;
@@ -274,7 +263,8 @@ class Fp4Case {
   [[nodiscard]] double cache_bytes() const {
     double tokens = 0;
     for (const std::int64_t n : shape_.lengths) tokens += static_cast<double>(n);
-    return tokens * shape_.kv_heads * 2 * (shape_.head_dim / 2 + shape_.head_dim / pool_.block);
+    return tokens * shape_.kv_heads *
+           (pool_.k.row_bytes + pool_.k.scale_bytes() + pool_.v.row_bytes + pool_.v.scale_bytes());
   }
   void set_lengths(const std::vector<std::int64_t>& lengths) {
     shape_.lengths = lengths;
@@ -282,7 +272,7 @@ class Fp4Case {
   }
 
   void run(cudaStream_t stream, int out_type = 0) const {
-    const Fp4Shape& s = shape_;
+    const CaseShape& s = shape_;
     sm90::DecodeParams p{};
     p.q = q_.get();
     p.q_head = s.head_dim, p.q_row = static_cast<std::int64_t>(s.q_heads) * s.head_dim, p.q_batch = p.q_row * s.sq;
@@ -294,19 +284,7 @@ class Fp4Case {
     p.page_table = table_.get();
     p.page_table_stride = table_stride_;
     p.sinks = s.sinks ? sinks_.get() : nullptr;
-    const std::int32_t row = s.head_dim / 2, scale_row = s.head_dim / pool_.block;
-    const auto page_bytes = static_cast<std::int32_t>(pool_.page_bytes);
-    p.k = {pool_.bytes,
-           pool_.bytes + pool_.k_scale,
-           nullptr,
-           static_cast<std::int64_t>(s.page_size) * row,
-           static_cast<std::int64_t>(s.page_size) * scale_row,
-           page_bytes,
-           row,
-           page_bytes,
-           scale_row};
-    p.v = p.k;
-    p.v.data = pool_.bytes + pool_.v_data, p.v.scales = pool_.bytes + pool_.v_scale;
+    p.k = pages(pool_.k), p.v = pages(pool_.v);
     p.batch = s.batch, p.kv_heads = s.kv_heads, p.q_heads = s.q_heads, p.group = s.q_heads / s.kv_heads, p.sq = s.sq;
     p.num_pages = num_pages_, p.page_size = s.page_size, p.max_kv = s.max_kv;
     p.window_left = s.window_left, p.window_right = s.window_right, p.causal = s.causal ? 1 : 0;
@@ -322,7 +300,7 @@ class Fp4Case {
   };
   /// Runs the kernel on poisoned outputs and compares.
   [[nodiscard]] Errors check() const {
-    const Fp4Shape& s = shape_;
+    const CaseShape& s = shape_;
     require(cudaMemset(out_.get(), 0xFF, out_.bytes()), "cudaMemset");
     require(cudaMemset(lse_.get(), 0xFF, lse_.bytes()), "cudaMemset");
     run(nullptr);
@@ -358,8 +336,20 @@ class Fp4Case {
 
  private:
   [[nodiscard]] float scale() const { return 1.0F / std::sqrt(static_cast<float>(shape_.head_dim)); }
+  [[nodiscard]] sm90::DecodePages pages(const PoolOperand& o) const {
+    sm90::DecodePages p{};
+    p.data = pool_.bytes + o.data;
+    p.scales = o.scale_size > 0 ? pool_.bytes + o.scales : nullptr;
+    p.global = o.format.rule == ScaleRule::fixed ? head_scales_.get() : nullptr;
+    p.data_head = static_cast<std::int64_t>(shape_.page_size) * o.row_bytes;
+    p.scale_head = static_cast<std::int64_t>(shape_.page_size) * o.scale_bytes();
+    p.data_page = p.scale_page = static_cast<std::int32_t>(pool_.page_bytes);
+    p.data_row = o.row_bytes, p.scale_row = o.scale_bytes();
+    sm90::set_scale_groups(o.format, shape_.head_dim, p);
+    return p;
+  }
 
-  Fp4Shape shape_;
+  CaseShape shape_;
   detail::Pool pool_{};
   std::int32_t num_pages_ = 0;
   std::int64_t table_stride_ = 0;
@@ -367,7 +357,7 @@ class Fp4Case {
   Device<std::int32_t> table_;
   Device<std::int64_t> lengths_;
   Device<std::uint16_t> q_;
-  Device<float> sinks_, out_, lse_;
+  Device<float> sinks_, out_, lse_, head_scales_;
   sm90::DecodeShape launch_shape_;
   sm90::DecodeLaunch launch_;
 };

@@ -1,0 +1,119 @@
+// The decode kernel against attention in float64 over the same cache bytes. Needs an sm_90 card; without one it
+// says SKIPPED and exits with 77.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "tests/cuda/support/decode_case.cuh"
+
+namespace {
+
+using mpfa::test::CaseShape;
+using mpfa::test::Data;
+using mpfa::test::DecodeCase;
+
+constexpr int kExitSkipped = 77;
+constexpr double kOutTolerance = 1e-3;      // P has 11 bits; measured 1.5e-4 to 4e-4
+constexpr double kBf16OutTolerance = 4e-3;  // P has 8 bits
+constexpr double kLseTolerance = 2e-4;      // f32 sums of logits up to about 100
+
+int failures = 0;
+
+void expect(const char* name, const DecodeCase& c) {
+  const DecodeCase::Errors e = c.check();
+  const double out_tolerance = std::strcmp(c.shape().v, "bf16") == 0 ? kBf16OutTolerance : kOutTolerance;
+  const bool ok = e.out <= out_tolerance && e.lse <= kLseTolerance * (c.shape().data == Data::k_bias ? 20 : 1);
+  if (!ok) ++failures;
+  std::printf("%s %-28s %s %s d%-3d out %.2e lse %.2e\n", ok ? "ok    " : "FAILED", name, c.shape().k, c.shape().v,
+              c.shape().head_dim, e.out, e.lse);
+}
+
+void check_formats(const char* k, const char* v, int head_dim) {
+  CaseShape base;
+  base.k = k, base.v = v, base.head_dim = head_dim;
+  const auto with = [&](auto&& change) {
+    CaseShape s = base;
+    change(s);
+    return s;
+  };
+  const auto run = [&](const char* name, auto&& change) { expect(name, DecodeCase(with(change), 3)); };
+
+  run("one key", [](CaseShape& s) { s.lengths = {1}; });
+  run("short", [](CaseShape& s) { s.lengths = {37}; });
+  run("several splits", [](CaseShape& s) { s.lengths = {5000}; });
+  run("ragged with an empty one", [](CaseShape& s) { s.batch = 5, s.lengths = {1000, 0, 63, 64, 2049}; });
+  run("many sequences", [](CaseShape& s) {
+    s.batch = 70, s.lengths.clear();
+    for (int b = 0; b < 70; ++b) s.lengths.push_back(b * 37 % 301);
+  });
+  run("bias channel in K", [](CaseShape& s) { s.lengths = {700}, s.data = Data::k_bias; });
+  run("sink token", [](CaseShape& s) { s.lengths = {3000}, s.data = Data::sink_token; });
+  run("heavy tails", [](CaseShape& s) { s.lengths = {3000}, s.data = Data::heavy_tail; });
+  run("f16 queries", [](CaseShape& s) { s.lengths = {900}, s.q_bf16 = false; });
+  run("pages of 1", [](CaseShape& s) { s.lengths = {333}, s.page_size = 1; });
+  run("pages of 24", [](CaseShape& s) { s.lengths = {777}, s.page_size = 24; });
+  run("pages of 256", [](CaseShape& s) { s.lengths = {1111}, s.page_size = 256; });
+  run("causal, 4 queries, group 4", [](CaseShape& s) { s.lengths = {901}, s.sq = 4, s.causal = true; });
+  run("5 queries, more than keys", [](CaseShape& s) { s.lengths = {3}, s.sq = 5, s.causal = true; });
+  run("16 queries, 64 rows", [](CaseShape& s) { s.lengths = {650}, s.sq = 16, s.causal = true; });
+  run("group 1", [](CaseShape& s) { s.lengths = {600}, s.q_heads = 8; });
+  run("group 8", [](CaseShape& s) { s.lengths = {600}, s.q_heads = 16, s.kv_heads = 2; });
+  run("group 16", [](CaseShape& s) { s.lengths = {600}, s.q_heads = 16, s.kv_heads = 1; });
+  run("group 7", [](CaseShape& s) { s.lengths = {600}, s.q_heads = 28, s.kv_heads = 4; });
+  run("window", [](CaseShape& s) { s.lengths = {900}, s.sq = 2, s.causal = true, s.window_left = 100; });
+  run("window to the right", [](CaseShape& s) { s.lengths = {900}, s.sq = 3, s.window_left = 65, s.window_right = 1; });
+  run("softcap", [](CaseShape& s) { s.lengths = {900}, s.softcap = 3.0F; });
+  run("sinks", [](CaseShape& s) { s.batch = 2, s.lengths = {900, 0}, s.sinks = true; });
+  run("fixed split", [](CaseShape& s) { s.batch = 3, s.lengths = {5000, 100, 2048}, s.fixed_split_keys = 512; });
+
+  // One plan for every length up to its capacity, lengths read on the device.
+  DecodeCase replay(with([](CaseShape& s) { s.lengths = {4000}; }), 5);
+  for (const std::int64_t n : {1, 31, 33, 257, 3999}) {
+    replay.set_lengths({n});
+    expect("replay at another length", replay);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int devices = 0;
+  if (const cudaError_t e = cudaGetDeviceCount(&devices); e != cudaSuccess || devices == 0) {
+    std::printf("SKIPPED: no CUDA device (%s)\n", e != cudaSuccess ? cudaGetErrorString(e) : "none found");
+    return kExitSkipped;
+  }
+  cudaDeviceProp device{};
+  mpfa::test::require(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
+  if (device.major != 9) {
+    std::printf("SKIPPED: the kernel is for sm_90, device 0 is sm_%d%d\n", device.major, device.minor);
+    return kExitSkipped;
+  }
+  // Arguments: only formats whose K is named.
+  for (const auto& [k, v] : {std::pair{"mxfp4", "mxfp4"},
+                             {"nvfp4", "nvfp4"},
+                             {"mxfp4_f32", "mxfp4_f32"},
+                             {"mxfp4_f32_b64", "mxfp4_f32_b64"},
+                             {"int4", "int4"},
+                             {"int4_g32", "int4_g32"},
+                             {"int4_g64", "int4_g64"},
+                             {"int4_g128", "int4_g128"},
+                             {"int8", "int8"},
+                             {"int8_g32", "int8_g32"},
+                             {"int8_g64", "int8_g64"},
+                             {"int8_g128", "int8_g128"},
+                             {"fp8_e4m3", "fp8_e4m3"},
+                             {"fp8_e4m3_static", "fp8_e4m3_static"},
+                             {"fp8_e4m3", "fp8_e4m3_static"},
+                             {"bf16", "bf16"},
+                             {"nvfp4", "fp8_e4m3"},
+                             {"nvfp4", "fp8_e4m3_static"}}) {
+    const bool wanted =
+        argc < 2 || std::any_of(argv + 1, argv + argc, [&](const char* a) { return !std::strcmp(a, k); });
+    for (const int head_dim : {128, 64, 256}) {
+      if (wanted) check_formats(k, v, head_dim);
+    }
+  }
+  std::printf(failures == 0 ? "all ok\n" : "%d FAILED\n", failures);
+  return failures == 0 ? 0 : 1;
+}
