@@ -18,12 +18,24 @@ from mpfa.eval.report.plots import STYLE, to_svg
 from mpfa.eval.report.terminal import render_table
 
 READ_TB_PER_S = 4.54  # measured on an H200; decode_bench divides by the same
-COLOURS = {"mxfp4": "#15803d", "nvfp4": "#1d4ed8"}
+COLOURS = {
+    "mxfp4": "#15803d",
+    "nvfp4": "#1d4ed8",
+    "nvfp4+fp8_e4m3": "#7c3aed",
+    "fp8_e4m3": "#be123c",
+    "bf16": "#0e7490",
+}
 GREYS = ("#111827", "#6b7280", "#b45309", "#d97706", "#f59e0b")
 
 
 def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def cache(row: dict) -> str:
+    """The row's format, or those of K and V."""
+    k, v = row["k_format"], row["v_format"]
+    return k if k == v else f"{k}+{v}"
 
 
 def join(ours: list[dict], peers: dict) -> list[dict]:
@@ -47,7 +59,7 @@ def table(rows: list[dict]) -> str:
     cells = [
         [
             f"b{row['b']} kv {row['kv']}",
-            row["k_format"],
+            cache(row),
             f"{row['median_us']:.1f}",
             f"{row['share_of_read_bandwidth']:.0%}",
             *(f"{row['peers'][name]:.1f}" for name in names),
@@ -61,14 +73,14 @@ def table(rows: list[dict]) -> str:
 def time_plot(rows: list[dict]) -> str:
     """Microseconds against keys, one panel per number of sequences."""
     # A shape that ran twice counts once, so that lines do not go back.
-    rows = list({(row["k_format"], row["b"], row["kv"]): row for row in rows if row["peers"]}.values())
+    rows = list({(cache(row), row["b"], row["kv"]): row for row in rows if row["peers"]}.values())
     batches = [b for b in sorted({row["b"] for row in rows}) if sum(row["b"] == b for row in rows) > 2]
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(1, len(batches), figsize=(4.2 * len(batches), 3.8), squeeze=False)
         for axes, batch in zip(panels[0], batches, strict=True):
             of_batch = [row for row in rows if row["b"] == batch]
             for name, colour in COLOURS.items():
-                shown = [row for row in of_batch if row["k_format"] == name]
+                shown = [row for row in of_batch if cache(row) == name]
                 axes.plot([r["kv"] for r in shown], [r["median_us"] for r in shown], "o-", color=colour, label=name)
             shown = [row for row in of_batch if row["k_format"] == "mxfp4"]
             for name, colour in zip(shown[0]["peers"], GREYS, strict=False):
@@ -83,7 +95,7 @@ def roofline_plot(rows: list[dict]) -> str:
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(6.4, 4.0))
         for name, colour in COLOURS.items():
-            shown = [row for row in rows if row["k_format"] == name and row["peers"]]
+            shown = [row for row in rows if cache(row) == name and row["peers"]]
             megabytes = [row["tb_per_s"] * row["median_us"] for row in shown]
             axes.plot(megabytes, [row["tb_per_s"] for row in shown], "o", color=colour, label=name)
         axes.axhline(READ_TB_PER_S, color="#111827", linewidth=1, label="read bandwidth")

@@ -63,18 +63,39 @@ std::optional<OperandPair> operands_of(const Recipe& r) {
   return OperandPair{*key, *value};
 }
 
+/// Whether the kernel of these operands rounds q as the recipe says: to the 8-bit format of K, or for recipe `mpfa` to
+/// nvfp4.
+bool rounds_q(const Recipe& r, const std::optional<OperandPair>& operands) {
+  if (!operands || r.q_terms != 1 || r.q.axis != PackAxis::head_dim || r.q.block_keys != 1) return false;
+  if (*operands == OperandPair{Operand::nvfp4, Operand::e4m3}) return is_fp4(r.q) && r.q.rule == ScaleRule::amax;
+  const bool row = r.q.scale == ScaleType::f32 && r.q.block_channels == 0;
+  return row && r.q.element == r.k.element && (r.q.element == Element::e4m3 || r.q.element == Element::int8);
+}
+
+bool is_wide(Element e) {
+  return e == Element::bf16 || e == Element::f16;
+}
+
 void check_recipe_fields(const AttentionProblem& p, Reasons& reasons) {
   const Recipe& r = p.recipe;
-  reasons.add_if(!operands_of(r),
+  const std::optional<OperandPair> operands = operands_of(r);
+  reasons.add_if(!operands,
                  "K is {} and V is {}; both must be mxfp4, nvfp4, mxfp4_f32, fp8_e4m3, int8, int4 (any scale rule or "
                  "group) or bf16, or K nvfp4 and V fp8_e4m3; use one of these or Device::cpu",
                  format_name(r.k), format_name(r.v));
+  reasons.add_if(!is_wide(r.q.element) && !rounds_q(r, operands),
+                 "Q is {}{}; use q=bf16 or q=fp16, or q=K's format where that is fp8_e4m3 or int8, or q=nvfp4 for K "
+                 "nvfp4 and V fp8_e4m3",
+                 format_name(r.q), r.q_terms == 1 ? "" : " in two terms");
   reasons.add_if(r.k.element == Element::bf16 && r.q.element == Element::f16, "Q is fp16 and K is bf16; use q=bf16");
-  reasons.add_if(r.q.element != Element::bf16 && r.q.element != Element::f16, "Q is {}; use q=bf16 or q=fp16",
-                 format_name(r.q));
-  reasons.add_if(r.p != PMode::bf16, "P is rounded to something other than 16 bits; use p=bf16");
-  reasons.add_if(r.q_centre != QCentre::none || r.rank_one != RankOne::off,
-                 "Q is centred; use q_centre=none,rank_one=off");
+  reasons.add_if(r.p != PMode::bf16 && !(r.p == PMode::e4m3 && operands && operands->value == Operand::e4m3),
+                 "P is rounded to something other than 16 bits; use p=bf16, or p=e4m3 where V is fp8_e4m3");
+  const bool centres = r.q_centre == QCentre::mean || r.q_centre == QCentre::fixed;
+  reasons.add_if(
+      r.q_centre != QCentre::none && !(centres && is_fp4(r.q)),
+      "Q is centred and is {}; use q_centre=none,rank_one=off, or the mean of the prompt or a calibrated one "
+      "with q=nvfp4",
+      format_name(r.q));
   reasons.add_if(r.rotate != Rotate::none, "the recipe rotates; use rotate=none");
   reasons.add_if(keeps_wide_tokens(r), "the recipe keeps tokens in 16 bits; use sink=0,recent=0,phase_switch=off");
   reasons.add_if(r.v_residual, "V has an affine residual; use v_residual=off");
@@ -209,6 +230,21 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
   d.causal = p.causal ? 1 : 0;
   d.q_bf16 = p.q_dtype == DType::bf16 ? 1 : 0;
   d.round_q_bf16 = p.q_dtype == DType::f16 && p.recipe.q.element == Element::bf16 ? 1 : 0;
+  const Recipe& r = p.recipe;
+  d.round_q = is_wide(r.q.element) ? 0 : 1;
+  d.centre_q = r.q_centre == QCentre::none ? 0 : 1;
+  d.p_scale = r.p == PMode::e4m3 ? r.p_scale : 0.0F;
+  d.p_unit = r.p == PMode::e4m3 ? 1.0F / r.p_scale : 1.0F;
+  d.sum_codes = r.denominator == Denominator::same_codes ? 1 : 0;
+  if (d.centre_q != 0 && r.rank_one != RankOne::off && d.sequences != nullptr) {
+    if (t.cache.rank_one == nullptr) {
+      return invalid("cache.rank_one is null and recipe {} centres Q; pass its terms or use rank_one=off",
+                     recipe_text(r));
+    }
+    d.rank_one = t.cache.rank_one;
+    d.rank_one_page = t.cache.rank_one_page_stride, d.rank_one_head = t.cache.rank_one_head_stride;
+    d.rank_one_wide = t.cache.rank_one_wide ? 1 : 0;
+  }
   d.out_type = p.out_dtype == DType::f32 ? 0 : p.out_dtype == DType::bf16 ? 1 : 2;
   d.scale = softmax_scale(p);
   d.softcap = p.softcap;

@@ -241,14 +241,8 @@ class DecodeCase {
     int device = 0, multiprocessors = 0;
     require(cudaGetDevice(&device), "cudaGetDevice");
     require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "attribute");
-    launch_shape_ = {s.head_dim,
-                     {k.operand, v.operand},
-                     s.batch,
-                     s.kv_heads,
-                     s.q_heads / s.kv_heads,
-                     s.sq,
-                     shape_.max_kv,
-                     s.fixed_split_keys};
+    launch_shape_ = {s.head_dim, {k.operand, v.operand}, s.batch,           s.kv_heads, s.q_heads / s.kv_heads,
+                     s.sq,       shape_.max_kv,          s.fixed_split_keys};
     launch_ = sm90::plan_decode(launch_shape_, multiprocessors);
     workspace_ = Device<std::uint8_t>(launch_.workspace_bytes);
     require(cudaMemset(workspace_.get(), 0xFF, workspace_.bytes()), "cudaMemset");
@@ -288,7 +282,7 @@ class DecodeCase {
     p.batch = s.batch, p.kv_heads = s.kv_heads, p.q_heads = s.q_heads, p.group = s.q_heads / s.kv_heads, p.sq = s.sq;
     p.num_pages = num_pages_, p.page_size = s.page_size, p.max_kv = s.max_kv;
     p.window_left = s.window_left, p.window_right = s.window_right, p.causal = s.causal ? 1 : 0;
-    p.q_bf16 = s.q_bf16 ? 1 : 0, p.out_type = out_type;
+    p.q_bf16 = s.q_bf16 ? 1 : 0, p.out_type = out_type, p.p_unit = 1.0F;
     p.plain = s.page_size % sm90::kTileKeys == 0 && s.softcap == 0.0F ? 1 : 0;
     p.scale = scale(), p.softcap = s.softcap;
     p.page_div = make_divisor(s.page_size), p.group_div = make_divisor(p.group);

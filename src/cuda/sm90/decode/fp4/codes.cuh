@@ -36,19 +36,18 @@ __device__ __forceinline__ void expand_e2m1(std::uint32_t w, std::uint32_t (&f)[
   f[0] = __byte_perm(even, 0, 0x2404);
 }
 
-/// Eight int4 codes of a word in the same order. A code with its sign bit flipped is 8 more than its value; as low bits
-/// of an f16 it counts steps above 1024, or sixteenths of them.
+/// Eight int4 codes of a word in the same order, each times 2^-9. A code with its sign bit flipped is 8 more than its
+/// value; as the lowest bits of an f16 it counts the steps of its subnormals, 2^-24, or sixteen of them.
 __device__ __forceinline__ void expand_int4(std::uint32_t w, std::uint32_t (&f)[4]) {
-  constexpr std::uint32_t kLow = 0x000F000FU, kHigh = 0x00F000F0U, kLowBase = 0x64086408U, kHighBase = 0x64806480U;
-  constexpr std::uint32_t kMinus1032 = 0xE408E408U, kSixteenth = 0x2C002C00U, kMinus72 = 0xD480D480U;
+  constexpr std::uint32_t kLow = 0x000F000FU, kHigh = 0x00F000F0U;
+  constexpr std::uint32_t kTo15 = 0x78007800U, kTo11 = 0x68006800U, kMinus8 = 0xA400A400U;  // 2^15, 2^11, -8 * 2^-9
+  w ^= 0x88888888U;
   const std::uint32_t upper = w >> 8;
-  f[0] = add_half2((w & kLow) ^ kLowBase, kMinus1032);
-  f[2] = add_half2((upper & kLow) ^ kLowBase, kMinus1032);
-  const auto sixteenth = [](std::uint32_t x) {
-    return half2_bits(__hfma2(bits_half2(x), bits_half2(kSixteenth), bits_half2(kMinus72)));
+  const auto lift = [](std::uint32_t x, std::uint32_t by) {
+    return half2_bits(__hfma2(bits_half2(x), bits_half2(by), bits_half2(kMinus8)));
   };
-  f[1] = sixteenth((w & kHigh) ^ kHighBase);
-  f[3] = sixteenth((upper & kHigh) ^ kHighBase);
+  f[0] = lift(w & kLow, kTo15), f[1] = lift(w & kHigh, kTo11);
+  f[2] = lift(upper & kLow, kTo15), f[3] = lift(upper & kHigh, kTo11);
 }
 
 /// Two e4m3 bytes as f16.

@@ -44,6 +44,8 @@ struct DecodeConfig {
   static constexpr OperandInfo kKeyInfo = kOperandInfo<kKey>, kValueInfo = kOperandInfo<kValue>;
   static constexpr ScaleKind kKeyScale = kKeyInfo.scale, kValueScale = kValueInfo.scale;
   static constexpr float kKeyUnit = kKeyInfo.unit, kValueUnit = kValueInfo.unit;
+  /// Takes the queries of recipe `mpfa`: centred, rounded to nvfp4, with a rank-one term.
+  static constexpr bool kRankOne = kKey == Operand::nvfp4 && kValue == Operand::e4m3;
   static constexpr bool kPlain = kPlainCase;
   static constexpr int kRowTiles = kRowTileCount;  // of 8 query rows: the columns of one MMA
   static constexpr int kRows = 8 * kRowTiles;

@@ -7,6 +7,8 @@
 #pragma once
 
 #include "cuda/sm90/decode/fp4/merge.cuh"
+#include "cuda/sm90/decode/fp4/products.cuh"
+#include "cuda/sm90/decode/fp4/rank_one.cuh"
 #include "cuda/sm90/decode/fp4/scales.cuh"
 #include "cuda/sm90/decode/fp4/schedule.cuh"
 #include "cuda/sm90/decode/fp4/softmax.cuh"
@@ -40,6 +42,7 @@ class Walk {
       first = checked(first);
       pages_.copy_codes(memory, first);
       pages_.load_scales(first, k_row_, v_row_);
+      if constexpr (Config::kRankOne) first_ = first;
     }
     ptx::commit_copies();
     if (count_ > 1) {
@@ -70,6 +73,11 @@ class Walk {
       value_matrix = matrix_row<Config::kValueRowBytes>();
       ptx::keep_in_register(value_matrix);
     }
+    if constexpr (Config::kRankOne) {
+      // The first tile's terms are loaded here, where the factors are known.
+      terms_.enter(*p_, work.piece, factors);
+      if (count_ > 0) terms_.load(*p_, first_);
+    }
     for (std::int32_t i = 0; i < count_; ++i) {
       const std::int32_t tile = base_ + i * Config::kWarps;
       const bool masked = tile < full_begin || tile >= full_end;
@@ -83,6 +91,12 @@ class Walk {
           v_row_.clear();
         }
       }
+      Scores<Config> x;
+      if constexpr (Config::kRankOne) {
+        terms_.start(*p_, x);
+      } else {
+        clear_scores<Config>(x);
+      }
       prepare_key_scales<Config>(*p_, k_row_, key_scales);
       prepare_value_scales<Config>(*p_, v_row_, value_scales, state);
       ptx::wait_copies<1>();
@@ -92,7 +106,10 @@ class Walk {
         if (unseen) clear_row<Config::kValueRowBytes>(codes + Config::kKeyBytes, threadIdx.x % 32);
         __syncwarp();
       }
-      if (i + 1 < count_) pages_.load_scales(next_, k_row_, v_row_);
+      if (i + 1 < count_) {
+        pages_.load_scales(next_, k_row_, v_row_);
+        if constexpr (Config::kRankOne) terms_.load(*p_, next_);
+      }
       if (i + 2 < count_) {
         next_ = checked(later_);
         pages_.copy_codes(codes == memory ? memory + 2 * Config::kStageBytes : codes - Config::kStageBytes, next_);
@@ -100,14 +117,13 @@ class Walk {
       }
       ptx::commit_copies();
 
-      Scores<Config> x;
       score_tile<Config>(codes, key_matrix, key_scales, queries, x);
       if constexpr (!Config::kPlain) cap_scores<Config>(*p_, factors, exchange.row_shift, x);
       if (masked) {
         mask_scores<Config>(*p_, work.sequence, work.piece.row_block * Config::kRows, tile * kTileKeys, x);
       }
       std::uint32_t probabilities[Config::kRowTiles][2][2];
-      add_probabilities<Config>(factors, x, value_scales, state, probabilities);
+      add_probabilities<Config>(*p_, factors, x, value_scales, state, probabilities);
       add_values<Config>(codes + Config::kKeyBytes, value_matrix, value_scales, probabilities, state);
       codes = codes == memory + 2 * Config::kStageBytes ? memory : codes + Config::kStageBytes;
       __syncwarp();
@@ -132,9 +148,10 @@ class Walk {
   const DecodeParams* p_;
   Pages<Config> pages_;
   std::int32_t base_, count_;
-  Place next_{}, later_{};
+  Place first_{}, next_{}, later_{};
   typename Pages<Config>::KeyScales k_row_;
   typename Pages<Config>::ValueScales v_row_;
+  RankOneTerms<Config> terms_;
   bool bad_page_ = false;
 };
 

@@ -52,6 +52,10 @@ void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& 
   pages.scale_bytes = static_cast<std::int32_t>((head_dim + group - 1) / group * scale);
   pages.row_scale = f.block_channels == 0 ? 1 : 0;
   pages.scale_shift = f.block_channels >= 128 ? 2 : f.block_channels == 64 ? 1 : 0;
+  for (int i = 0; i < 4; ++i) {
+    const bool upper = (2 * i >> pages.scale_shift) % 2 != 0;
+    pages.scale_select[i] = pages.scale_shift == 0 ? 0x3210 : upper ? 0x3232 : 0x1010;
+  }
 }
 
 DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors) {

@@ -19,10 +19,10 @@ enum class ScaleKind : std::uint8_t {
 };
 
 struct OperandInfo {
-  int bits;         // of an element
-  ScaleKind scale;  //
-  float unit;       // what expanding the codes leaves out
-  bool has_nan;     // some codes are NaN or Inf
+  int bits;  // of an element
+  ScaleKind scale;
+  float unit;    // what expanding the codes leaves out
+  bool has_nan;  // some codes are NaN or Inf
 };
 
 constexpr OperandInfo operand_info(Operand o) {
@@ -30,7 +30,7 @@ constexpr OperandInfo operand_info(Operand o) {
     case Operand::mxfp4: return {4, ScaleKind::e8m0, 0x1p14F, false};
     case Operand::nvfp4: return {4, ScaleKind::e4m3, 0x1p14F, false};
     case Operand::fp4_f32: return {4, ScaleKind::group, 0x1p14F, false};
-    case Operand::int4: return {4, ScaleKind::group, 1.0F, false};
+    case Operand::int4: return {4, ScaleKind::group, 0x1p9F, false};
     case Operand::int8: return {8, ScaleKind::group, 1.0F, false};
     case Operand::e4m3: return {8, ScaleKind::row, 1.0F, true};
     case Operand::bf16: return {16, ScaleKind::none, 1.0F, true};

@@ -16,8 +16,9 @@ struct DecodePages {
   std::int64_t data_head, scale_head;
   std::int32_t data_page, data_row, scale_page, scale_row;
   // ScaleKind::group: bytes of a key's scales; one f32 for all channels, or else chunk c of 32 channels has scale
-  // c >> scale_shift.
+  // c >> scale_shift. scale_select: bytes of chunks 2 i, 2 i + 1 in the word that has their f16.
   std::int32_t scale_bytes, row_scale, scale_shift;
+  std::uint32_t scale_select[4];
 };
 
 struct DecodeParams {
@@ -34,14 +35,22 @@ struct DecodeParams {
   const SequenceView* sequences;  // [batch], null: no means
   const float* sinks;             // [q_heads] or null
   DecodePages k, v;
+  // dS of centred queries [num_pages, kv_heads, page_size, group], bf16 or (wide) f32, or null; strides in elements.
+  const void* rank_one;
+  std::int64_t rank_one_page, rank_one_head;
+  std::int32_t rank_one_wide;
 
   std::int32_t batch, kv_heads, q_heads, group, sq;
   std::int32_t row_blocks;  // blocks of 8 * row tiles query rows of one KV head
   std::int32_t num_pages, page_size, max_kv;
   std::int32_t window_left, window_right;  // -1: all
   std::int32_t causal, q_bf16, round_q_bf16, out_type;
-  std::int32_t plain;  // see DecodeConfig::kPlain
-  float scale;         // softmax scale
+  std::int32_t round_q;    // to K's 8-bit format, or to nvfp4
+  std::int32_t centre_q;   // by the q_mean of the sequence, before rounding
+  float p_scale, p_unit;   // p_scale > 0: P times it is rounded to e4m3. p_unit: its inverse, or 1
+  std::int32_t sum_codes;  // the denominator is the sum of the rounded P
+  std::int32_t plain;      // see DecodeConfig::kPlain
+  float scale;             // softmax scale
   float softcap;
   Divisor page_div, group_div;  // of page_size and group
 

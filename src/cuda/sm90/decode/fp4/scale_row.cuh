@@ -47,6 +47,31 @@ __device__ __forceinline__ void load_bytes(const std::uint8_t* from, std::uint32
   }
 }
 
+/// Loads if `bytes` is kBytes; a predicate instead of a branch.
+template <int kBytes>
+__device__ __forceinline__ void load_bytes_if(std::int32_t bytes, const std::uint8_t* from, std::uint32_t* w) {
+  if constexpr (kBytes == 2) {
+    std::uint16_t half = 0;
+    asm volatile("{.reg .pred p; setp.eq.s32 p, %2, 2; @p ld.global.nc.u16 %0, [%1];}"
+                 : "+h"(half)
+                 : "l"(from), "r"(bytes));
+    if (bytes == 2) w[0] = half;
+  } else if constexpr (kBytes == 4) {
+    asm volatile("{.reg .pred p; setp.eq.s32 p, %2, 4; @p ld.global.nc.u32 %0, [%1];}"
+                 : "+r"(w[0])
+                 : "l"(from), "r"(bytes));
+  } else if constexpr (kBytes == 8) {
+    asm volatile("{.reg .pred p; setp.eq.s32 p, %3, 8; @p ld.global.nc.v2.u32 {%0, %1}, [%2];}"
+                 : "+r"(w[0]), "+r"(w[1])
+                 : "l"(from), "r"(bytes));
+  } else {
+    asm volatile("{.reg .pred p; setp.eq.s32 p, %5, %6; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                 : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
+                 : "l"(from), "r"(bytes), "n"(kBytes));
+    if constexpr (kBytes == 32) load_bytes_if<16>(bytes - 16, from + 16, w + 4);
+  }
+}
+
 /// A stored f32 scale; -1 stands for the zero of a block without a scale.
 __device__ __forceinline__ float f32_scale(std::uint32_t bits) {
   const float s = __uint_as_float(bits);
@@ -66,7 +91,7 @@ struct ScaleRow {
   static constexpr int kWords = kBytes > 4 ? kBytes / 4 : 1;
   /// Bytes of a key that are known when compiling; 0: DecodePages::scale_bytes.
   static constexpr int kFixedBytes = kKind == ScaleKind::e8m0 || kKind == ScaleKind::e4m3 ? kBytes : 0;
-  std::uint32_t w[kWords];
+  std::uint32_t w[kWords] = {};
 
   __device__ __forceinline__ void load(const DecodePages& pages, const std::uint8_t* from) {
     if constexpr (kFixedBytes > 0) load_bytes<kFixedBytes>(from, w);
@@ -87,38 +112,32 @@ struct ScaleRow {
   /// Scales of the 32-channel chunks, of groups that may be longer.
   template <int kChunks>
   __device__ __forceinline__ void chunks(const DecodePages& pages, float (&f)[kChunks]) const {
-    const auto fill = [&]<int kShift>() {
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        const int i = c >> kShift;
-        if constexpr (kIntegers) {
-          const __half2 pair = *reinterpret_cast<const __half2*>(&w[i / 2]);
-          f[c] = i % 2 == 0 ? __low2float(pair) : __high2float(pair);
-        } else {
-          f[c] = f32_scale(w[i]);
-        }
-      }
+    // The word of a group that is 1 << shift chunks long.
+    const auto word = [&](int chunk, int in_word) {
+      const std::uint32_t longer = w[(chunk >> 1) / in_word];
+      std::uint32_t found = pages.scale_shift == 0 ? w[chunk / in_word] : longer;
+      if constexpr (kIntegers) found = pages.scale_shift == 2 ? w[(chunk >> 2) / in_word] : found;
+      return found;
     };
     if constexpr (kIntegers) {
-      if (pages.row_scale != 0) {
 #pragma unroll
-        for (int c = 0; c < kChunks; ++c) f[c] = row();
-        return;
+      for (int c = 0; c < kChunks; c += 2) {
+        const std::uint32_t pair = __byte_perm(word(c, 2), 0, pages.scale_select[c / 2]);
+        const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+        f[c] = pages.row_scale != 0 ? row() : both.x;
+        f[c + 1] = pages.row_scale != 0 ? row() : both.y;
       }
-      if (pages.scale_shift == 2) return fill.template operator()<2>();
+    } else {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) f[c] = f32_scale(word(c, 1));
     }
-    if (pages.scale_shift == 1) return fill.template operator()<1>();
-    fill.template operator()<0>();
   }
 
  private:
   template <int kSome>
   __device__ __forceinline__ void load_some(std::int32_t bytes, const std::uint8_t* from) {
-    if (bytes == kSome) {
-      load_bytes<kSome>(from, w);
-    } else if constexpr (kSome > 2) {
-      load_some<kSome / 2>(bytes, from);
-    }
+    load_bytes_if<kSome>(bytes, from, w);
+    if constexpr (kSome > (kIntegers ? 2 : 4)) load_some<kSome / 2>(bytes, from);
   }
 };
 

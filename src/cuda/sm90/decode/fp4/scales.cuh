@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/decode/fp4/codes.cuh"
 #include "cuda/sm90/decode/fp4/tile.cuh"
 
 namespace mpfa::sm90 {
@@ -147,7 +148,7 @@ __device__ __forceinline__ void prepare_value_scales(const DecodeParams& p,
   if constexpr (kKind == ScaleKind::row) {
     const float s = row.row();
     follow_scales<Config>(fabsf(s), state);
-    store_row_scale(scales, s * __uint_as_float(state.bias));
+    store_row_scale(scales, s * __uint_as_float(state.bias) * p.p_unit);
   } else if constexpr (kKind == ScaleKind::group) {
     float f[kChunks];
     row.chunks(p.v, f);

@@ -6,6 +6,8 @@
 #include <cfloat>
 #include <cstdint>
 
+#include "cuda/sm90/decode/fp4/products.cuh"
+#include "cuda/sm90/decode/fp4/round_query.cuh"
 #include "cuda/sm90/decode/fp4/scales.cuh"
 #include "cuda/sm90/decode/fp4/schedule.cuh"
 #include "cuda/sm90/decode/fp4/tile.cuh"
@@ -50,12 +52,6 @@ __device__ __forceinline__ float mean_logit(const DecodeParams& p, const Sequenc
   return sum * p.scale;
 }
 
-/// Two neighbouring q elements as floats.
-__device__ __forceinline__ float2 unpack_q(std::uint32_t pair, bool bf16) {
-  if (bf16) return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000U)};
-  return __half22float2(*reinterpret_cast<__half2*>(&pair));
-}
-
 /// The thread's channels of a query row, 8 of every chunk of 32: 8 side by side for 4-bit keys, twice 4 for 8-bit keys
 /// and four times 2 for 16-bit keys, as a thread has them of a row of K.
 template <class Config>
@@ -83,10 +79,12 @@ __device__ __forceinline__ RawQuery<Config> load_query(const DecodeParams& p, co
   return raw;
 }
 
-/// Pairs of a row become f16 in the order of K's registers; returns the power of two that they were scaled by.
+/// Pairs of a row become f16 in the order of K's registers; returns what these have to be multiplied by. A row that the
+/// recipe keeps in 16 bits is scaled by a power of two so that its largest element is in [2^14, 2^15): f16 then holds
+/// every bf16 and f16 element exactly down to 2^-31 of the largest.
 template <class Config>
-__device__ __forceinline__ float lift_query(std::uint32_t (&q)[Config::kChunks][4], std::uint32_t largest_pair,
-                                            bool bf16) {
+__device__ __forceinline__ float halve_query(const DecodeParams& p, std::uint32_t (&q)[Config::kChunks][4],
+                                             std::uint32_t largest_pair, bool bf16) {
   const float2 pair = unpack_q(largest_pair, bf16);
   float largest = fmaxf(pair.x, pair.y);
   largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
@@ -94,6 +92,7 @@ __device__ __forceinline__ float lift_query(std::uint32_t (&q)[Config::kChunks][
   // Exponent field of the largest element; its inverse stays a normal number.
   const int field = min(max(static_cast<int>(__float_as_uint(largest) >> 23), 24), 254);
   const float lift = __uint_as_float(static_cast<std::uint32_t>(min(254 - field + 14, 254)) << 23);
+  float unit = 1.0F / lift;
 #pragma unroll
   for (int c = 0; c < Config::kChunks; ++c) {
     float v[8];
@@ -101,6 +100,14 @@ __device__ __forceinline__ float lift_query(std::uint32_t (&q)[Config::kChunks][
     for (int i = 0; i < 4; ++i) {
       const float2 two = unpack_q(q[c][i], bf16);
       v[2 * i] = two.x * lift, v[2 * i + 1] = two.y * lift;
+      if constexpr (Config::kKey == Operand::e4m3 || Config::kKey == Operand::int8) {
+        if (p.round_q != 0) {
+          const RowRounding<Config::kKey> rounding(largest);
+          const float2 rounded = rounding(two);
+          v[2 * i] = rounded.x, v[2 * i + 1] = rounded.y;
+          unit = rounding.factor;
+        }
+      }
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -109,22 +116,33 @@ __device__ __forceinline__ float lift_query(std::uint32_t (&q)[Config::kChunks][
       q[c][i] = half2_bits(__floats2half2_rn(v[apart ? i : 2 * i], v[apart ? i + 4 : 2 * i + 1]));
     }
   }
-  return lift;
+  return unit;
 }
 
 /// Row tile n of the piece's block as B operands to shared memory, with the factors of its rows; one warp. For keys in
-/// bf16 q is bf16 and stays as it is. Else a row is scaled by a power of two so that its largest element is in [2^14,
-/// 2^15): f16 then holds every bf16 and f16 element exactly down to 2^-31 of the largest.
+/// bf16 q is bf16 and stays as it is.
 template <class Config>
 __device__ __forceinline__ void store_query(const DecodeParams& p, const Work& work, int n, const RawQuery<Config>& raw,
                                             uint4* queries, float* factors) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const bool real = work.piece.row_block * Config::kRows + n * 8 + g < work.sequence.sq * p.group;
+  const std::int32_t row = work.piece.row_block * Config::kRows + n * 8 + g, rows = work.sequence.sq * p.group;
   std::uint32_t q[Config::kChunks][4];
 #pragma unroll
   for (int c = 0; c < Config::kChunks; ++c) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) q[c][i] = real ? raw.q[c][i] : 0U;
+    for (int i = 0; i < 4; ++i) q[c][i] = row < rows ? raw.q[c][i] : 0U;
+  }
+  bool bf16 = p.q_bf16 || p.round_q_bf16;
+  if constexpr (Config::kRankOne) {
+    if (p.round_q != 0) {
+      const float* mean = p.centre_q == 0 || p.sequences == nullptr ? nullptr : p.sequences[work.piece.b].q_mean;
+      if (mean != nullptr) mean += place_row(p, work.piece.head, min(row, rows - 1)).head * Config::kD + t * 8;
+#pragma unroll
+      for (int c = 0; c < Config::kChunks; ++c) {
+        round_nvfp4(q[c], p.q_bf16 != 0, mean == nullptr ? nullptr : mean + c * 32);
+      }
+      bf16 = true;
+    }
   }
   std::uint32_t largest_pair = 0;
 #pragma unroll
@@ -137,14 +155,14 @@ __device__ __forceinline__ void store_query(const DecodeParams& p, const Work& w
     }
     largest_pair = __vmaxu2(largest_pair, two & 0x7FFF7FFFU);  // magnitudes compare like integers
   }
-  float lift = 1.0F;
-  if constexpr (Config::kKey != Operand::bf16) lift = lift_query<Config>(q, largest_pair, p.q_bf16 || p.round_q_bf16);
+  float unit = 1.0F;
+  if constexpr (Config::kKey != Operand::bf16) unit = halve_query<Config>(p, q, largest_pair, bf16);
 #pragma unroll
   for (int c = 0; c < Config::kChunks; ++c) {
     queries[(n * Config::kChunks + c) * 32 + lane] = make_uint4(q[c][0], q[c][1], q[c][2], q[c][3]);
   }
   const float global = p.k.global == nullptr ? 1.0F : p.k.global[work.piece.head];
-  if (t == 0) factors[n * 8 + g] = p.scale * kLog2E * Config::kKeyUnit * global / lift;
+  if (t == 0) factors[n * 8 + g] = p.scale * kLog2E * Config::kKeyUnit * global * unit;
 }
 
 template <class Config>
@@ -233,18 +251,21 @@ __device__ __forceinline__ std::uint32_t pack_probabilities(float p0, float p1) 
   return half2_bits(__floats2half2_rn(p0, p1));
 }
 
-/// P of a tile as pairs (columns 2 t, 2 t + 1) of 16 bits, times V's scales if those are of rows, and their exact sums.
+/// P of a tile as pairs (columns 2 t, 2 t + 1) of 16 bits, times V's scales if those are of rows, and their sums.
 template <class Config>
-__device__ __forceinline__ void add_probabilities(const Factors<Config>& factors, const Scores<Config>& x,
-                                                  std::uint32_t value_scales, State<Config>& state,
-                                                  std::uint32_t (&p)[Config::kRowTiles][2][2]) {
+__device__ __forceinline__ void add_probabilities(const DecodeParams& params, const Factors<Config>& factors,
+                                                  const Scores<Config>& x, std::uint32_t value_scales,
+                                                  State<Config>& state, std::uint32_t (&p)[Config::kRowTiles][2][2]) {
+  bool codes = false;  // P is rounded to e4m3, whose largest is that of the maximum
+  if constexpr (Config::kValue == Operand::e4m3) codes = params.p_scale > 0.0F;
+  const float lazy = codes ? 0.0F : kLazy;
   bool raise = false;
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const float largest = fmaxf(fmaxf(x[n][0][j], x[n][0][2 + j]), fmaxf(x[n][1][j], x[n][1][2 + j]));
-      raise = raise || fmaf(largest, factors[n][j], -state.max[n][j]) > kLazy;
+      raise = raise || fmaf(largest, factors[n][j], -state.max[n][j]) > lazy;
     }
   }
   if (__any_sync(0xFFFFFFFFU, raise)) raise_maxima<Config>(factors, x, state);
@@ -255,11 +276,16 @@ __device__ __forceinline__ void add_probabilities(const Factors<Config>& factors
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float* pair = &x[n][i / 2][i % 2 * 2];
-      const float p0 = ptx::exp2_fast(fmaf(pair[0], factors[n][0], -state.max[n][0]));
-      const float p1 = ptx::exp2_fast(fmaf(pair[1], factors[n][1], -state.max[n][1]));
-      state.sum[n][0] += p0;
-      state.sum[n][1] += p1;
-      p[n][i / 2][i % 2] = pack_probabilities<Config>(p0 * scale[i], p1 * scale[i]);
+      float2 both = {ptx::exp2_fast(fmaf(pair[0], factors[n][0], -state.max[n][0])),
+                     ptx::exp2_fast(fmaf(pair[1], factors[n][1], -state.max[n][1]))};
+      float2 counted = both;
+      if (codes) {
+        both = round_e4m3(both.x * params.p_scale, both.y * params.p_scale);
+        if (params.sum_codes != 0) counted = {both.x * params.p_unit, both.y * params.p_unit};
+      }
+      state.sum[n][0] += counted.x;
+      state.sum[n][1] += counted.y;
+      p[n][i / 2][i % 2] = pack_probabilities<Config>(both.x * scale[i], both.y * scale[i]);
     }
   }
 }
