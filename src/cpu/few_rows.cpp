@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -49,6 +50,57 @@ void fetch_next(const Task& task, const PageRun& run, const Scratch& s, WordRows
   }
 }
 
+/// s.spare_o += what the minima of a run of keys add. False when that is not finite.
+bool add_minima(const Task& task, const PageRun& run, Scratch& s) {
+  const std::int64_t dv = task.tensors->cache.head_dim_v;
+  bool finite = true;
+  for (std::int64_t r = 0; r < task.count; ++r) {
+    float sum = 0.0F;
+    for (std::int64_t j = 0; j < run.count; ++j) sum += s.s[r * kKeyTile + run.column + j] * s.minima[j];
+    for (std::int64_t i = 0; i < dv; ++i) s.spare_o[r * padded(dv) + i] += sum;
+    finite &= std::isfinite(sum);
+  }
+  return finite;
+}
+
+/// Rows of V of a run of keys, with their factors and minima in s.
+WordRows value_rows(const Task& task, const PageRun& run, float* factors, Scratch& s) {
+  const CacheView& cache = task.tensors->cache;
+  const ConstPageBytes page = cache.v.page(run.page, task.kv_head);
+  read_factor_columns(cache.v_format, cache.head_dim_v, run.slot, run.count, page, cache.v.global_scale(task.kv_head),
+                      factors, s.minima, s.v);
+  WordRows rows = rows_of(word_format(cache.v_format, cache.head_dim_v), cache.head_dim_v, page, run.slot, factors);
+  if (s.bytes_v) rows.bytes = &s.value_bytes;
+  return rows;
+}
+
+/// The same of keys [first + c.begin, first + c.end) as one run of kKeyTile rows, of which those past the range weigh
+/// nothing: sums of bytes take whole tiles.
+WordRows gather_rows(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
+  const std::int64_t dv = task.tensors->cache.head_dim_v;
+  auto* codes = reinterpret_cast<std::byte*>(s.v + kKeyTile / 2 * padded(dv));  // behind what value_rows() needs of it
+  float minima[kKeyTile] = {};
+  WordRows all;
+  std::fill_n(s.factors, kKeyTile * dv / 16, 0.0F);
+  for_page_runs(task, first, c, [&](const PageRun& run) {
+    const WordRows rows = value_rows(task, run, s.weights, s);
+    const std::int64_t bytes = rows.words * 4;
+    for (std::int64_t j = 0; j < run.count; ++j) {
+      std::memcpy(codes + (run.column + j) * bytes, rows.codes + j * rows.row_stride, static_cast<std::size_t>(bytes));
+    }
+    for (std::int64_t b = 0; b < rows.words / rows.block_words; ++b) {
+      std::copy_n(s.weights + b * kKeyTile, run.count, s.factors + b * kKeyTile + run.column);
+    }
+    std::copy_n(s.minima, run.count, minima + run.column);
+    all = rows;
+  });
+  std::copy_n(minima, kKeyTile, s.minima);
+  all.codes = codes;
+  all.row_stride = all.words * 4;
+  all.factors = s.factors;
+  return all;
+}
+
 }  // namespace
 
 void choose_words(const Task& task, Scratch& s) {
@@ -64,6 +116,9 @@ void choose_words(const Task& task, Scratch& s) {
     s.words_v = takes(v, cache.head_dim_v) && value_ops_take(cache.head_dim_v, v.block);
   }
   s.words_v &= !affine_v;
+  const bool rounds = task.problem->recipe.p != PMode::f32;  // to 16 bits or fewer
+  s.bytes_v =
+      s.words_v && !task.columns && rounds && value_bytes(rows_of(v, cache.head_dim_v, {}, 0, nullptr), s.value_bytes);
 }
 
 void start_words(const Task& task, Scratch& s) {
@@ -107,25 +162,24 @@ void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
 
 bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
-  const std::int64_t dv = cache.head_dim_v;
-  const WordFormat w = word_format(cache.v_format, dv);
+  const std::int64_t stride = padded(cache.head_dim_v);
+  const bool has_minimum = word_format(cache.v_format, cache.head_dim_v).has_minimum;
   const float* from = s.packed.o;
   bool finite = true;
-  for_page_runs(task, first, c, [&](const PageRun& run) {
-    const ConstPageBytes page = cache.v.page(run.page, task.kv_head);
-    read_factor_columns(cache.v_format, dv, run.slot, run.count, page, cache.v.global_scale(task.kv_head), s.factors,
-                        s.minima, s.v);
-    WordRows rows = rows_of(w, dv, page, run.slot, s.factors);
-    fetch_next(task, run, s, rows);
-    finite &= add_values(rows, run.count, task.count, s.s + run.column, s.weights, from, s.spare_o, padded(dv));
-    for (std::int64_t r = 0; w.has_minimum && r < task.count; ++r) {
-      float sum = 0.0F;
-      for (std::int64_t j = 0; j < run.count; ++j) sum += s.s[r * kKeyTile + run.column + j] * s.minima[j];
-      for (std::int64_t i = 0; i < dv; ++i) s.spare_o[r * padded(dv) + i] += sum;
-      finite &= std::isfinite(sum);
-    }
+  const auto add = [&](const WordRows& rows, const PageRun& run) {
+    finite &= add_values(rows, run.count, task.count, s.s + run.column, s.weights, from, s.spare_o, stride);
+    if (has_minimum) finite &= add_minima(task, run, s);
     from = s.spare_o;
-  });
+  };
+  if (s.bytes_v && (c.end - c.begin < kKeyTile || cache.page_size % kKeyTile != 0)) {
+    add(gather_rows(task, first, c, s), {0, 0, kKeyTile, 0});
+  } else {
+    for_page_runs(task, first, c, [&](const PageRun& run) {
+      WordRows rows = value_rows(task, run, s.factors, s);
+      fetch_next(task, run, s, rows);
+      add(rows, run);
+    });
+  }
   // A NaN or Inf in V shows in o even where its weight is 0, so the codes need no look of their own.
   if (finite) std::swap(s.packed.o, s.spare_o);
   return finite;

@@ -7,41 +7,7 @@ void score_integers(const WordRows& k, std::int64_t keys, std::int64_t rows, con
                     const std::int32_t* q, const float* factors, float* s);
 
 #if HWY_TARGET <= HWY_AVX3
-constexpr bool kMayHaveBytes = true;
-#define MPFA_BYTES_ATTR __attribute__((target(HWY_TARGET_STR ",avx512vbmi,avx512vnni")))
-
-/// Not every machine of this instruction set has these two extensions.
-bool have_bytes() {
-  return __builtin_cpu_supports("avx512vbmi") != 0 && __builtin_cpu_supports("avx512vnni") != 0;
-}
-
 constexpr int kDigits = 3;  // from the highest
-
-/// Codes as unsigned bytes: element(code) * multiplier + offset.
-struct ByteCodes {
-  float multiplier = 1.0F;
-  int offset = 0;
-  std::array<std::uint8_t, 64> table{};  // the 16 codes, repeated: bits above a code need no mask
-};
-
-HWY_INLINE std::optional<ByteCodes> byte_codes(const float* elements) {
-  for (const float multiplier : {1.0F, 2.0F, 4.0F}) {
-    float low = 0.0F, high = 0.0F;
-    bool whole = true;
-    for (int i = 0; i < 16; ++i) {
-      const float e = elements[i] * multiplier;
-      whole &= e == std::nearbyint(e);
-      low = std::min(low, e), high = std::max(high, e);
-    }
-    if (!whole || high - low > 128.0F) continue;
-    ByteCodes codes{multiplier, static_cast<int>(-low), {}};
-    for (int i = 0; i < 64; ++i) {
-      codes.table[i] = static_cast<std::uint8_t>(static_cast<int>(elements[i % 16] * multiplier) + codes.offset);
-    }
-    return codes;
-  }
-  return std::nullopt;
-}
 
 /// The largest integer whose three digits are signed bytes.
 constexpr float kLargest = 127 * 65536 + 127 * 256 + 127;
@@ -241,6 +207,4 @@ void score_integers(const WordRows& k, std::int64_t keys, std::int64_t rows, con
   if (words_of_run(k) == 4) return score_runs<4>(k, keys, rows, words, q, factors, s);
   score_runs<2>(k, keys, rows, words, q, factors, s);
 }
-#else
-constexpr bool kMayHaveBytes = false;
 #endif

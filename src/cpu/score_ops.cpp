@@ -160,6 +160,7 @@ void score_block(const WordRows& k, std::int64_t keys, const std::uint32_t* word
   }
 }
 
+#include "cpu/byte_codes-inl.hpp"
 #include "cpu/score_integers-inl.hpp"
 
 template <class Codec>

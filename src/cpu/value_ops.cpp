@@ -1,7 +1,11 @@
 #include "cpu/value_ops.hpp"
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "mpfa/attention.hpp"
 
@@ -21,6 +25,7 @@ constexpr std::size_t kVector = hn::MaxLanes(hn::CappedTag<float, 16>());
 constexpr int kAccumulators = kVector == 16 ? 16 : 8;  // of a pass over the keys, as many as the register file takes
 constexpr int kMostRows = 4;                           // of a pass, or twice as many
 
+#include "cpu/byte_codes-inl.hpp"
 #include "cpu/word_codecs-inl.hpp"
 #include "cpu/word_special-inl.hpp"
 
@@ -104,8 +109,8 @@ V add_vectors(const Row<Codec>& row, const std::byte* codes, std::int64_t code_s
 }
 
 template <class Codec, int kRows>
-bool add_rows(const WordRows& v, std::int64_t keys, const float* p, float* weights, const float* from, float* to,
-              std::int64_t stride) {
+bool add_float_rows(const WordRows& v, std::int64_t keys, const float* p, float* weights, const float* from, float* to,
+                    std::int64_t stride) {
   // 16 accumulators fit the register file.
   constexpr int kVectors = kAccumulators / std::max(kRows, kMostRows);
   const D d;
@@ -153,6 +158,17 @@ bool add_rows(const WordRows& v, std::int64_t keys, const float* p, float* weigh
   return hn::AllTrue(d, hn::Eq(bad, bad));
 }
 
+#include "cpu/value_integers-inl.hpp"
+
+template <class Codec, int kRows>
+bool add_rows(const WordRows& v, std::int64_t keys, const float* p, float* weights, const float* from, float* to,
+              std::int64_t stride) {
+  if constexpr (kMayHaveBytes && Codec::kPerWord == 8 && kRows <= kMostRows) {
+    if (v.bytes != nullptr && keys == kKeyTile && add_integers<kRows>(v, p, weights, from, to, stride)) return true;
+  }
+  return add_float_rows<Codec, kRows>(v, keys, p, weights, from, to, stride);
+}
+
 template <class Codec>
 bool add_all(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, float* weights, const float* from,
              float* to, std::int64_t stride) {
@@ -162,7 +178,8 @@ bool add_all(const WordRows& v, std::int64_t keys, std::int64_t rows, const floa
     }
   }
   if (rows == kMostRows) return add_rows<Codec, kMostRows>(v, keys, p, weights, from, to, stride);
-  if (rows == 2 * kMostRows) return add_rows<Codec, 2 * kMostRows>(v, keys, p, weights, from, to, stride);
+  if (rows == 2 * kMostRows && v.bytes == nullptr)
+    return add_rows<Codec, 2 * kMostRows>(v, keys, p, weights, from, to, stride);
   const std::int64_t passes = (rows + kMostRows - 1) / kMostRows;
   bool finite = true;
   for (std::int64_t pass = 0; pass < passes; ++pass) {
@@ -196,7 +213,15 @@ bool SumValues(const WordRows& v, std::int64_t keys, std::int64_t rows, const fl
 #undef MPFA_CALL
   return false;
 }
+#if HWY_TARGET > HWY_AVX3
+bool ByteTable(const WordRows&, ValueBytes&) {
+  return false;
+}
+#endif
 #else
+bool ByteTable(const WordRows&, ValueBytes&) {
+  return false;
+}
 bool TakeValues(std::int64_t, std::int64_t) {
   return false;
 }
@@ -217,6 +242,7 @@ namespace mpfa::cpu {
 
 HWY_EXPORT(TakeValues);
 HWY_EXPORT(ValueSpan);
+HWY_EXPORT(ByteTable);
 HWY_EXPORT(SumValues);
 
 bool value_ops_take(std::int64_t channels, std::int64_t block) {
@@ -224,6 +250,9 @@ bool value_ops_take(std::int64_t channels, std::int64_t block) {
 }
 std::int64_t value_span(formats::WordCode code) {
   return HWY_DYNAMIC_DISPATCH(ValueSpan)(code);
+}
+bool value_bytes(const WordRows& v, ValueBytes& bytes) {
+  return HWY_DYNAMIC_DISPATCH(ByteTable)(v, bytes);
 }
 bool add_values(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, float* weights,
                 const float* from, float* to, std::int64_t stride) {

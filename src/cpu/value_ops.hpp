@@ -17,8 +17,13 @@ namespace mpfa::cpu {
   return c / span * span + (c % span) % ((span + 1) / 2) * 2 + (c % span) / ((span + 1) / 2);
 }
 
+/// Fills `bytes` for rows like `v`, whose codes and factors are not read. False when the machine or the format has no
+/// use for them.
+[[nodiscard]] bool value_bytes(const WordRows& v, ValueBytes& bytes);
+
 /// to[r] = from[r] + sum_j p[r * kKeyTile + j] * row j for j in [0, keys), keys <= kKeyTile; rows of `from` and `to`
 /// are `stride` floats apart. v.factors is [blocks, kKeyTile] here, `weights` memory for [blocks, rows, kKeyTile].
+/// With v.bytes and 64 keys, weights times factors may be rounded to 16 bits relative to the largest of a row and block.
 /// False when a sum is NaN or Inf.
 [[nodiscard]] bool add_values(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, float* weights,
                               const float* from, float* to, std::int64_t stride);

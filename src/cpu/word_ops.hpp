@@ -5,6 +5,7 @@
 // [per_word][words] ("word order").
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -14,6 +15,12 @@ namespace mpfa::cpu {
 
 /// Floats past the last factor that may be read.
 inline constexpr std::int64_t kFactorPadding = 16;
+
+/// Elements of 4-bit codes as signed bytes, element * multiplier, the 16 of them repeated.
+struct ValueBytes {
+  std::array<std::uint8_t, 64> table{};
+  float multiplier = 1.0F;
+};
 
 /// Rows of codes with their factors.
 struct WordRows {
@@ -26,6 +33,7 @@ struct WordRows {
   const float* table = nullptr;    // [16] element values of table16
   const std::byte* next[2] = {};   // the next tile's rows of K and V, which add_values() fetches into the cache
   std::int64_t next_stride[2] = {};
+  const ValueBytes* bytes = nullptr;  // given to add_values(), which then may round weights to 16 bits
 };
 
 /// True when this machine has vectors for rows of `words` words (a multiple of 8) and whole words share a factor.
