@@ -36,8 +36,16 @@ struct AnyFactor {
   static HWY_INLINE bool usual(W) { return false; }
   static HWY_INLINE V decode_usual(W) { return hn::Zero(D()); }
 };
-struct E8m0Factor : AnyFactor {
+struct E8m0Factor {
   static constexpr std::int64_t kBytes = 1;
+  /// Bytes from 1 to 254.
+  static HWY_INLINE bool usual(W x) {
+    const hn::Repartition<std::uint8_t, D> bytes;
+    return hn::AllTrue(bytes, hn::Lt(hn::Sub(hn::BitCast(bytes, x), hn::Set(bytes, 1)), hn::Set(bytes, 254)));
+  }
+  static HWY_INLINE V decode_usual(W x) {
+    return hn::BitCast(D(), hn::And(hn::ShiftLeft<23>(x), hn::Set(DU(), 0x7F800000U)));
+  }
   static HWY_INLINE V decode(W x) {
     const DU du;
     const W exponent = hn::ShiftLeft<23>(x);

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "attention/logit.hpp"
+#include "attention/sequences.hpp"
 #include "cpu/expand.hpp"
 #include "cpu/factor_ops.hpp"
 #include "cpu/score_ops.hpp"
@@ -19,6 +21,8 @@ namespace {
 using formats::word_format;
 using formats::WordCode;
 using formats::WordFormat;
+
+constexpr float kScoreSlack = 0x1p-11F;  // what a score, in log2 units, may lose
 
 /// Whole words, each within one block.
 bool takes(const WordFormat& w, std::int64_t head_dim) {
@@ -69,7 +73,7 @@ WordRows value_rows(const Task& task, const PageRun& run, float* factors, Scratc
   const ConstPageBytes page = cache.v.page(run.page, task.kv_head);
   read_factor_columns(cache.v_format, cache.head_dim_v, run.slot, run.count, page, cache.v.global_scale(task.kv_head),
                       factors, s.minima, s.v);
-  WordRows rows = rows_of(word_format(cache.v_format, cache.head_dim_v), cache.head_dim_v, page, run.slot, factors);
+  WordRows rows = rows_of(s.format_v, cache.head_dim_v, page, run.slot, factors);
   if (s.bytes_v) rows.bytes = &s.value_bytes;
   return rows;
 }
@@ -116,6 +120,7 @@ void choose_words(const Task& task, Scratch& s) {
     s.words_v = takes(v, cache.head_dim_v) && value_ops_take(cache.head_dim_v, v.block);
   }
   s.words_v &= !affine_v;
+  s.format_k = k, s.format_v = v;
   const bool rounds = task.problem->recipe.p != PMode::f32;  // to 16 bits or fewer
   s.bytes_v =
       s.words_v && !task.columns && rounds && value_bytes(rows_of(v, cache.head_dim_v, {}, 0, nullptr), s.value_bytes);
@@ -123,9 +128,11 @@ void choose_words(const Task& task, Scratch& s) {
 
 void start_words(const Task& task, Scratch& s) {
   if (!s.words_k) return;
-  const CacheView& cache = task.tensors->cache;
-  const WordRows keys = rows_of(word_format(cache.k_format, cache.head_dim), cache.head_dim, {}, 0, nullptr);
-  s.packed_q = pack_queries(keys, task.count, task.q_packed, s.q);
+  const AttentionProblem& p = *task.problem;
+  // A quarter of what rounding P to bf16 may change, and none of it where P is not rounded.
+  const float slack = p.recipe.p == PMode::f32 ? 0.0F : kScoreSlack / (softmax_scale(p) * static_cast<float>(kLog2E));
+  const WordRows keys = rows_of(s.format_k, p.head_dim, {}, 0, nullptr);
+  s.packed_q = pack_queries(keys, task.count, task.q_packed, std::max(slack, 0.0F), s.q);
 }
 
 void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, float* out, std::int64_t stride,
@@ -146,7 +153,7 @@ void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, f
 void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
   const std::int64_t d = cache.head_dim;
-  const WordFormat w = word_format(cache.k_format, d);
+  const WordFormat& w = s.format_k;
   for_page_runs(task, first, c, [&](const PageRun& run) {
     const ConstPageBytes page = cache.k.page(run.page, task.kv_head);
     // A factor that is NaN makes NaN scores of its own key only; selection by mask comes later.
@@ -163,12 +170,11 @@ void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
 bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
   const std::int64_t stride = padded(cache.head_dim_v);
-  const bool has_minimum = word_format(cache.v_format, cache.head_dim_v).has_minimum;
   const float* from = s.packed.o;
   bool finite = true;
   const auto add = [&](const WordRows& rows, const PageRun& run) {
     finite &= add_values(rows, run.count, task.count, s.s + run.column, s.weights, from, s.spare_o, stride);
-    if (has_minimum) finite &= add_minima(task, run, s);
+    if (s.format_v.has_minimum) finite &= add_minima(task, run, s);
     from = s.spare_o;
   };
   if (s.bytes_v && (c.end - c.begin < kKeyTile || cache.page_size % kKeyTile != 0)) {
@@ -185,16 +191,14 @@ bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch&
   return finite;
 }
 
-std::int64_t output_place(const Task& task, const Scratch& s, std::int64_t channel) {
-  const std::int64_t dv = task.tensors->cache.head_dim_v;
-  if (!s.words_v) return channel;
-  return value_index(channel, value_span(word_format(task.tensors->cache.v_format, dv).code));
+std::int64_t output_place(const Scratch& s, std::int64_t channel) {
+  return s.words_v ? value_index(channel, value_span(s.format_v.code)) : channel;
 }
 
 void restore_channels(const Task& task, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
   const std::int64_t dv = cache.head_dim_v;
-  const std::int64_t span = value_span(word_format(cache.v_format, dv).code), half = span / 2;
+  const std::int64_t span = value_span(s.format_v.code), half = span / 2;
   if (span == 1) return;
   for (std::int64_t r = 0; r < task.count; ++r) {
     float* o = s.packed.o + r * padded(dv);

@@ -9,7 +9,7 @@ namespace mpfa::cpu {
 inline constexpr std::int64_t kFewRows = 8;
 
 /// Where the output of a channel stands until restore_channels.
-[[nodiscard]] std::int64_t output_place(const Task& task, const Scratch& scratch, std::int64_t channel);
+[[nodiscard]] std::int64_t output_place(const Scratch& scratch, std::int64_t channel);
 
 /// Decides for a task whether K and V are read as words of codes.
 void choose_words(const Task& task, Scratch& scratch);

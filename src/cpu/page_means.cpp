@@ -14,7 +14,7 @@ void add_page_means(const Task& task, std::int64_t first, KeyRange c, Scratch& s
   for_page_runs(task, first, c, [&](const PageRun& run) {
     const std::uint16_t* bits =
         cache.v_page_means + run.page * cache.v_page_mean_page_stride + task.kv_head * cache.v_page_mean_head_stride;
-    for (std::int64_t i = 0; i < dv; ++i) mean[output_place(task, s, i)] = bf16_to_float(bits[i]);
+    for (std::int64_t i = 0; i < dv; ++i) mean[output_place(s, i)] = bf16_to_float(bits[i]);
     for (std::int64_t r = 0; r < task.count; ++r) {
       const float* row = s.s + r * kKeyTile;
       float weight = 0.0F;

@@ -1,8 +1,9 @@
 // Scores of 4-bit codes whose elements are whole numbers, by dot products of bytes: three signed digits of a query,
 // base 256 and relative to the largest element of its run of words, hold 24 bits, as many as a float. The lowest digits
-// of a word are skipped where all are 0, which is the rule for bf16 queries. Included once per instruction set.
+// are left out where they are 0 or cannot change a score by more than the caller allows, which is the rule for bf16
+// queries. Included once per instruction set.
 
-const std::int32_t* pack_integers(const WordRows& k, std::int64_t rows, const float* q, float* memory);
+const std::int32_t* pack_integers(const WordRows& k, std::int64_t rows, const float* q, float slack, float* memory);
 void score_integers(const WordRows& k, std::int64_t keys, std::int64_t rows, const std::uint32_t* words,
                     const std::int32_t* q, const float* factors, float* s);
 
@@ -12,13 +13,14 @@ constexpr int kDigits = 3;  // from the highest
 /// The largest integer whose three digits are signed bytes.
 constexpr float kLargest = 127 * 65536 + 127 * 256 + 127;
 
-/// What a pass needs of a run of words, one after the other: the words with lowest digits that are not all 0, starts of
-/// the sums (what the offset of the codes adds, taken off) and float scales [digits, rows], then per word of the run
-/// the two higher digits [2 halves, 2, rows] and the lowest [2 halves, rows], four bytes each. Half 0 has the even
-/// channels.
+/// What a pass needs of a run of words, one after the other: how many words have lowest digits that are not all 0,
+/// these words, the float factor of a key up to which a row leaves its lowest digits out [rows], starts of the sums
+/// (what the offset of the codes adds, taken off) and float scales [digits, rows], then per word of the run the two
+/// higher digits [2 halves, 2, rows] and the lowest [2 halves, rows], four bytes each. Half 0 has the even channels.
 struct RunLayout {
   std::int64_t run, rows;
-  [[nodiscard]] constexpr std::int64_t starts() const { return 1 + run; }
+  [[nodiscard]] constexpr std::int64_t limits() const { return 1 + run; }
+  [[nodiscard]] constexpr std::int64_t starts() const { return limits() + rows; }
   [[nodiscard]] constexpr std::int64_t scales() const { return starts() + kDigits * rows; }
   [[nodiscard]] constexpr std::int64_t high() const { return scales() + kDigits * rows; }
   [[nodiscard]] constexpr std::int64_t low() const { return high() + 4 * rows * run; }
@@ -36,9 +38,10 @@ constexpr std::array<std::uint8_t, 64> digit_order() {
   return order;
 }
 
-/// Row r of a run. False when an element is not finite or out of proportion.
+/// Row r of a run; the lowest digits may change a product with elements of at most 1 / multiplier by `slack`. False
+/// when an element is not finite or out of proportion.
 MPFA_BYTES_ATTR inline bool pack_row(const RunLayout& at, const ByteCodes& codes, const float* x, std::int64_t r,
-                                     std::int32_t* out) {
+                                     std::int32_t* out, float slack) {
   constexpr std::int64_t kChannels = 16;  // of a vector: two words
   static constexpr auto kOrder = digit_order();
   const std::int64_t channels = at.run * 8;
@@ -51,45 +54,55 @@ MPFA_BYTES_ATTR inline bool pack_row(const RunLayout& at, const ByteCodes& codes
   int shift = top == 0.0F ? 0 : 22 - formats::floor_log2(top);
   if (top * formats::power_of_two(shift) > kLargest) --shift;
   const __m512 unit = _mm512_set1_ps(formats::power_of_two(shift));
-  std::int32_t sum[kDigits] = {};
+  std::int32_t sum[kDigits] = {}, size = 0;
   for (std::int64_t c = 0; c < channels; c += kChannels) {
     const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + c), unit));
     const __m512i half = _mm512_set1_epi32(0x808080);
     const __m512i digits = _mm512_xor_si512(_mm512_add_epi32(whole, half), half);
-    alignas(64) std::int32_t four[16], sums[16];
+    alignas(64) std::int32_t four[16], sums[16], sizes[16];
     const __m512i ordered = _mm512_permutexvar_epi8(_mm512_loadu_si512(kOrder.data()), digits);
     _mm512_store_si512(four, ordered);
     _mm512_store_si512(sums, _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), ordered));
+    _mm512_store_si512(sizes,
+                       _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_abs_epi8(ordered), _mm512_set1_epi8(1)));
     for (std::int64_t i = 0; i < 4; ++i) {  // words and halves
       const std::int64_t place = c / 4 + i;
       out[at.high() + 2 * place * at.rows + r] = four[4 * i];
       out[at.high() + (2 * place + 1) * at.rows + r] = four[4 * i + 1];
       out[at.low() + place * at.rows + r] = four[4 * i + 2];
       for (int n = 0; n < kDigits; ++n) sum[n] += sums[4 * i + n];
+      size += sizes[4 * i + kDigits - 1];
     }
   }
+  float limit = std::numeric_limits<float>::infinity();
   for (int n = 0; n < kDigits; ++n) {
     out[at.starts() + n * at.rows + r] = -codes.offset * sum[n];
     const float scale = formats::power_of_two(8 * (kDigits - 1 - n)) * formats::power_of_two(-shift) / codes.multiplier;
     out[at.scales() + n * at.rows + r] = std::bit_cast<std::int32_t>(scale);
+    if (n == kDigits - 1 && size != 0) limit = slack / (static_cast<float>(size) * scale);
   }
+  out[at.limits() + r] = std::bit_cast<std::int32_t>(limit);
   return true;
 }
 
 /// The table of ByteCodes, then runs. Null when the codes or the queries do not allow it.
-const std::int32_t* pack_integers(const WordRows& k, std::int64_t rows, const float* q, float* memory) {
+const std::int32_t* pack_integers(const WordRows& k, std::int64_t rows, const float* q, float slack, float* memory) {
   const std::int64_t run = words_of_run(k);
   if (k.code != formats::WordCode::table16 || !have_bytes() || (run != 4 && run != 2)) return nullptr;
   const std::optional<ByteCodes> codes = byte_codes(k.table);
   if (!codes) return nullptr;
   std::memcpy(memory, codes->table.data(), sizeof(codes->table));
   auto* out = reinterpret_cast<std::int32_t*>(memory) + sizeof(codes->table) / 4;
+  float largest = 0.0F;  // of the elements, times the multiplier
+  for (const std::uint8_t code : codes->table)
+    largest = std::max(largest, std::abs(static_cast<float>(code) - static_cast<float>(codes->offset)));
+  slack /= largest * static_cast<float>(k.words / run);
   bool fits = true;
   for_passes(rows, [&](std::int64_t count, std::int64_t first) {
     const RunLayout at{run, count};
     for (std::int64_t w = 0; w < k.words; w += at.run, out += at.size()) {
       for (std::int64_t r = 0; r < count; ++r)
-        fits &= pack_row(at, *codes, q + (first + r) * k.words * 8 + w * 8, r, out);
+        fits &= pack_row(at, *codes, q + (first + r) * k.words * 8 + w * 8, r, out, slack);
       out[0] = 0;
       for (std::int64_t i = 0; fits && i < at.run; ++i) {
         const std::int32_t* low = out + at.low() + i * 2 * count;
@@ -144,6 +157,35 @@ MPFA_BYTES_ATTR HWY_INLINE void add_scaled(const __m512i (&sum)[kGroups][kCount]
   }
 }
 
+/// x += the products of the lowest digits, of keys and rows where they matter: what becomes of a pair depends on
+/// nothing else.
+template <int kRun, int kRows>
+MPFA_BYTES_ATTR HWY_INLINE void add_low(const std::uint32_t* words, __m512i table, const std::int32_t* q,
+                                        const __m512 (&factor)[kGroups], __m512 (&x)[kGroups][kRows]) {
+  constexpr RunLayout at{kRun, kRows};
+  __mmask16 matter[kGroups][kRows], any = 0;
+  for (int r = 0; r < kRows; ++r) {
+    const __m512i limit = _mm512_set1_epi32(q[at.limits() + r]);
+    for (int g = 0; g < kGroups; ++g) {
+      // As bits, so that a negative factor or a NaN is above every limit.
+      matter[g][r] = _mm512_cmpgt_epu32_mask(_mm512_castps_si512(factor[g]), limit);
+      any |= matter[g][r];
+    }
+  }
+  if (any == 0) return;
+  __m512i low[kGroups][1][kRows];
+  start_sums(q + at.starts() + 2 * kRows, low);
+  for (std::int32_t i = 0; i < q[0]; ++i) {
+    add_word(words + q[1 + i] * kGroups * kVector, table, q + at.low() + q[1 + i] * 2 * kRows, low);
+  }
+  for (int r = 0; r < kRows; ++r) {
+    const __m512 scale = _mm512_castsi512_ps(_mm512_set1_epi32(q[at.scales() + 2 * kRows + r]));
+    for (int g = 0; g < kGroups; ++g) {
+      x[g][r] = _mm512_mask3_fmadd_ps(_mm512_cvtepi32_ps(low[g][0][r]), scale, x[g][r], matter[g][r]);
+    }
+  }
+}
+
 /// kGroups vectors of keys against kRows queries. Returns the end of their digits.
 template <int kRun, int kRows>
 MPFA_BYTES_ATTR const std::int32_t* score_bytes(const WordRows& k, std::int64_t keys, const std::uint32_t* words,
@@ -162,17 +204,11 @@ MPFA_BYTES_ATTR const std::int32_t* score_bytes(const WordRows& k, std::int64_t 
       add_word(words + i * kLine, table, q + at.high() + i * 4 * kRows, high);
     }
     add_scaled(high, q + at.scales(), x);
-    if (q[0] != 0) {
-      __m512i low[kGroups][1][kRows];
-      start_sums(q + at.starts() + 2 * kRows, low);
-      for (std::int32_t i = 0; i < q[0]; ++i) {
-        add_word(words + q[1 + i] * kLine, table, q + at.low() + q[1 + i] * 2 * kRows, low);
-      }
-      add_scaled(low, q + at.scales() + 2 * kRows, x);
-    }
+    __m512 factor[kGroups];
+    for (int g = 0; g < kGroups; ++g) factor[g] = _mm512_loadu_ps(factors + g * kVector);
+    if (q[0] != 0) add_low<kRun, kRows>(words, table, q, factor, x);
     for (int g = 0; g < kGroups; ++g) {
-      const __m512 factor = _mm512_loadu_ps(factors + g * kVector);
-      for (int r = 0; r < kRows; ++r) total[g][r] = _mm512_fmadd_ps(x[g][r], factor, total[g][r]);
+      for (int r = 0; r < kRows; ++r) total[g][r] = _mm512_fmadd_ps(x[g][r], factor[g], total[g][r]);
     }
     in_block += at.run;
     if (in_block == k.block_words) {

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 
 #include "formats/elements.hpp"
@@ -215,7 +216,7 @@ std::int64_t codes_per_word(formats::WordCode code) {
   return 1;
 }
 
-PackedQueries PackQueries(const WordRows& k, std::int64_t rows, const float* q, float* memory) {
+PackedQueries PackQueries(const WordRows& k, std::int64_t rows, const float* q, float slack, float* memory) {
   const std::int64_t channels = k.words * codes_per_word(k.code);
   for_passes(rows, [&](std::int64_t count, std::int64_t first) HWY_ATTR {
     float* out = memory + first * channels;
@@ -224,7 +225,7 @@ PackedQueries PackQueries(const WordRows& k, std::int64_t rows, const float* q, 
     }
   });
   PackedQueries packed{memory, nullptr};
-  if constexpr (kMayHaveBytes) packed.integers = pack_integers(k, rows, q, memory + rows * channels);
+  if constexpr (kMayHaveBytes) packed.integers = pack_integers(k, rows, q, slack, memory + rows * channels);
   return packed;
 }
 
@@ -237,7 +238,7 @@ void Scores(const WordRows& k, std::int64_t keys, std::int64_t rows, const Packe
 bool TakeScores(std::int64_t) {
   return false;
 }
-PackedQueries PackQueries(const WordRows&, std::int64_t, const float*, float*) {
+PackedQueries PackQueries(const WordRows&, std::int64_t, const float*, float, float*) {
   return {};
 }
 void Scores(const WordRows&, std::int64_t, std::int64_t, const PackedQueries&, float*) {}
@@ -257,8 +258,8 @@ HWY_EXPORT(Scores);
 bool score_ops_take(std::int64_t words) {
   return HWY_DYNAMIC_DISPATCH(TakeScores)(words);
 }
-PackedQueries pack_queries(const WordRows& k, std::int64_t rows, const float* q, float* memory) {
-  return HWY_DYNAMIC_DISPATCH(PackQueries)(k, rows, q, memory);
+PackedQueries pack_queries(const WordRows& k, std::int64_t rows, const float* q, float slack, float* memory) {
+  return HWY_DYNAMIC_DISPATCH(PackQueries)(k, rows, q, slack, memory);
 }
 void score_keys(const WordRows& k, std::int64_t keys, std::int64_t rows, const PackedQueries& q, float* s) {
   HWY_DYNAMIC_DISPATCH(Scores)(k, keys, rows, q, s);

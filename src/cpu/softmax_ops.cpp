@@ -39,16 +39,19 @@ HWY_INLINE V round_loglin(V log2_p, float offset, float inverse) {
                  hn::Set(d, inverse));
 }
 
-/// Largest x of a row, NaN left out.
+/// Largest x of a row times `scale`, which is positive, NaN left out.
 HWY_INLINE float row_top(const float* x, float scale) {
   const D d;
-  const V none = hn::Set(d, kNoKey);
-  V best = none;
+  V best = hn::Set(d, kNoKey);
   for (std::int64_t i = 0; i < kKeyTile; i += kLanes) {
-    const V y = hn::Mul(hn::LoadU(d, x + i), hn::Set(d, scale));
-    best = hn::Max(best, hn::IfThenElse(hn::IsNaN(y), none, y));
+    const V y = hn::LoadU(d, x + i);
+#if HWY_ARCH_X86
+    best = hn::Max(y, best);  // the second where one is a NaN
+#else
+    best = hn::IfThenElse(hn::Gt(y, best), y, best);
+#endif
   }
-  return hn::GetLane(hn::MaxOfLanes(d, best));
+  return hn::GetLane(hn::MaxOfLanes(d, best)) * scale;
 }
 
 /// One row to rounded probabilities; returns the denominator.

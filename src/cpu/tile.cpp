@@ -51,10 +51,10 @@ bool is_plain(const AttentionProblem& p) {
 
 /// Products to logits of one row, -inf where the row does not see the key: in log2 units, or still to be scaled when
 /// plain.
-void finish_scores(const Task& task, const Row& row, std::int64_t first, Source source, bool plain, float* x) {
+void finish_scores(const Task& task, const Row& row, const Visible& seen, std::int64_t first, Source source, bool plain,
+                   float* x) {
   const AttentionProblem& p = *task.problem;
   const AttentionTensors& t = *task.tensors;
-  const Visible seen = visible(row, first, source);
   if (source == Source::pages && t.cache.rank_one != nullptr) add_rank_one(task, row, first, seen.part[0], x);
   std::int64_t done = 0;
   for (const KeyRange& part : seen.part) {
@@ -71,7 +71,8 @@ void finish_scores(const Task& task, const Row& row, std::int64_t first, Source 
 }
 
 /// s.s from products to rounded probabilities; m, l and o are brought to the new maximum.
-void softmax_tile(const Task& task, std::int64_t first, Source source, Scratch& s, OnlineState& state) {
+void softmax_tile(const Task& task, const Visible* seen, std::int64_t first, Source source, Scratch& s,
+                  OnlineState& state) {
   const AttentionProblem& p = *task.problem;
   const std::int64_t dv = padded(p.head_dim_v);
   const bool plain = is_plain(p);
@@ -81,7 +82,7 @@ void softmax_tile(const Task& task, std::int64_t first, Source source, Scratch& 
   step.same_codes = source == Source::pages && p.recipe.denominator == Denominator::same_codes;
   step.scale = plain ? softmax_scale(p) * static_cast<float>(kLog2E) : 1.0F;
   for (std::int64_t r = 0; r < task.count; ++r) {
-    finish_scores(task, task.rows[r], first, source, plain, s.s + r * kKeyTile);
+    finish_scores(task, task.rows[r], seen[r], first, source, plain, s.s + r * kKeyTile);
   }
   float keep[kFewRows];
   softmax_rows(step, task.count, s.s, state.m, state.l, keep);
@@ -113,9 +114,7 @@ void accumulate(const Task& task, std::int64_t first, Source source, KeyRange c,
   if (!words && all_finite(s.v + c.begin * dv, (c.end - c.begin) * dv)) {
     gemm(task.count, c.end - c.begin, dv, s.s + c.begin, kKeyTile, s.v + c.begin * dv, dv, o, dv, true);
   } else {
-    const formats::WordCode code =
-        formats::word_format(task.tensors->cache.v_format, task.tensors->cache.head_dim_v).code;
-    accumulate_selected(task, c, s, words ? value_span(code) : 1, o);
+    accumulate_selected(task, c, s, words ? value_span(s.format_v.code) : 1, o);
   }
 }
 
@@ -147,8 +146,8 @@ Visible visible(const Row& row, std::int64_t first, Source source) {
 std::int64_t scratch_floats(const AttentionProblem& problem) {
   const std::int64_t dv = padded(problem.head_dim_v);
   const std::int64_t factors = kKeyTile * std::max(problem.head_dim, problem.head_dim_v) / 2 + kFactorPadding;
-  return k_floats(problem) + kKeyTile * dv + kRowBlock * kKeyTile + 2 * kRowBlock * (dv + 2) +
-         kFewRows * (dv + problem.head_dim) + weight_floats(problem) + kKeyTile + padded(factors) +
+  return k_floats(problem) + kKeyTile * dv + kRowBlock * kKeyTile + 2 * kRowBlock * (dv + 2) + kFewRows * dv +
+         padded(packed_floats(kFewRows, problem.head_dim)) + weight_floats(problem) + kKeyTile + padded(factors) +
          column_floats(problem) + block_floats(problem);
 }
 
@@ -185,8 +184,10 @@ void reset(const AttentionProblem& problem, std::int64_t rows, OnlineState& stat
 void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
   OnlineState& state = source == Source::pages ? s.packed : s.wide;
   KeyRange c{kKeyTile, 0};
+  Visible seen[kFewRows];
   for (std::int64_t r = 0; r < task.count; ++r) {
-    for (const KeyRange& part : visible(task.rows[r], first, source).part) {
+    seen[r] = visible(task.rows[r], first, source);
+    for (const KeyRange& part : seen[r].part) {
       if (part.begin >= part.end) continue;
       c.begin = std::min(c.begin, part.begin);
       c.end = std::max(c.end, part.end);
@@ -201,7 +202,7 @@ void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
     const float* q = source == Source::pages ? task.q_packed : task.q_wide;
     gemm(task.count, d, kKeyTile, q, d, s.k, kKeyStride, s.s, kKeyTile, false);
   }
-  softmax_tile(task, first, source, s, state);
+  softmax_tile(task, seen, first, source, s, state);
   if (source == Source::pages) add_page_means(task, first, c, s, state.o);
   accumulate(task, first, source, c, s, state.o);
 }

@@ -36,7 +36,8 @@ struct Scratch {
   float *q = nullptr, *spare_o = nullptr, *weights = nullptr, *factors = nullptr, *minima = nullptr;
   PackedQueries packed_q;
   bool words_k = false, words_v = false, bytes_v = false;
-  ValueBytes value_bytes;  // with bytes_v
+  ValueBytes value_bytes;                   // with bytes_v
+  formats::WordFormat format_k, format_v;
   std::int64_t next_tile = 0;  // first key of the tile that follows
   KeyRange next_keys;          // its keys that some row sees; empty for none
   QueryBlock queries;

@@ -49,7 +49,8 @@ TEST(FewRows, BrokenValuesReachOnlyTheRowsThatSeeThem) {
       const std::vector<double> healthy = attend_with(implementation, text, 0.0F);
       for (const float value : {std::numeric_limits<float>::quiet_NaN(), kInf, -kInf}) {
         const std::vector<double> broken = attend_with(implementation, text, value);
-        for (std::int64_t i = 0; i < (kRows - 1) * kDim; ++i) ASSERT_NEAR(broken[i], healthy[i], 1e-5) << i;
+        // A tile with a broken value is summed with weights in 32 bits instead of 16.
+        for (std::int64_t i = 0; i < (kRows - 1) * kDim; ++i) ASSERT_NEAR(broken[i], healthy[i], 5e-5) << i;
         EXPECT_FALSE(std::isfinite(broken[(kRows - 1) * kDim + 5]));
       }
     }

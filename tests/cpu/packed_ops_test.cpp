@@ -134,7 +134,7 @@ TEST(PackedOps, ScoresEqualTheProductsOfTheDequantisedRows) {
     for (const std::int64_t count : {1, 2, 3, 4, 7, 8}) {
       const std::vector<float> q = gaussian(count * x.d, 9);
       std::vector<float> memory(packed_floats(count, x.d)), s(count * kKeyTile, -1.0F);
-      PackedQueries packed = pack_queries(rows, count, q.data(), memory.data());
+      PackedQueries packed = pack_queries(rows, count, q.data(), 0.0F, memory.data());
       if (count == 3) packed.integers = nullptr;  // as on a machine without dot products of bytes
       score_keys(rows, x.keys, count, packed, s.data());
       double error = 0, norm = 0;
@@ -166,7 +166,7 @@ TEST(PackedOps, QueriesOfAnySizeGiveAccurateScores) {
       std::vector<float> q = gaussian(d, 9), memory(packed_floats(1, d)), s(kKeyTile);
       q[3] = 1.9921875F * outlier;  // the largest mantissa of bf16
       for (float& v : q) v *= unit;
-      score_keys(rows, keys, 1, pack_queries(rows, 1, q.data(), memory.data()), s.data());
+      score_keys(rows, keys, 1, pack_queries(rows, 1, q.data(), 0.0F, memory.data()), s.data());
       for (std::int64_t j = 0; j < keys; ++j) {
         double want = 0, norm = 0;
         for (std::int64_t c = 0; c < d; ++c) {
@@ -186,7 +186,7 @@ TEST(PackedOps, QueriesThatAreNotFiniteGiveScoresThatAreNotFinite) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     std::vector<float> q = gaussian(2 * 64, 9), memory(packed_floats(2, 64)), s(2 * kKeyTile);
     q[64 + 7] = bad;
-    score_keys(rows, 16, 2, pack_queries(rows, 2, q.data(), memory.data()), s.data());
+    score_keys(rows, 16, 2, pack_queries(rows, 2, q.data(), 0.0F, memory.data()), s.data());
     for (std::int64_t j = 0; j < 16; ++j) {
       EXPECT_TRUE(std::isfinite(s[j]));
       EXPECT_FALSE(std::isfinite(s[kKeyTile + j]));
@@ -230,7 +230,7 @@ TEST(PackedOps, CodesThatAreNotFiniteReachTheirOwnKeyOnly) {
       if (!score_ops_take(rows.words)) GTEST_SKIP() << "no vectors of 8 floats";
       const std::vector<float> q = gaussian(64, 9), p(kKeyTile, 0.0F), from(64, 1.0F);
       std::vector<float> memory(packed_floats(1, 64)), s(kKeyTile), weights(4 * kKeyTile), to(64);
-      score_keys(rows, 20, 1, pack_queries(rows, 1, q.data(), memory.data()), s.data());
+      score_keys(rows, 20, 1, pack_queries(rows, 1, q.data(), 0.0F, memory.data()), s.data());
       for (std::int64_t j = 0; j < 20; ++j) EXPECT_EQ(std::isnan(s[j]), j == 7) << name << " key " << j;
       EXPECT_FALSE(add_values(rows, 20, 1, p.data(), weights.data(), from.data(), to.data(), 64)) << name;
     }
