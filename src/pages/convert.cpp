@@ -45,10 +45,6 @@ Result<Place> place_of(const PagesKind& k, const BlockFormat& f, const float* gl
     return pages::invalid("convert_pages: format {} stores no scale; pass global [{}], calibrated by you",
                           format_name(f), k.kv_heads);
   }
-  for (std::int64_t h = 0; global != nullptr && h < k.kv_heads; ++h) {
-    if (std::isfinite(global[h]) && global[h] > 0.0F) continue;
-    return pages::invalid("convert_pages: global[{}] is {}; a finite positive scale is needed", h, global[h]);
-  }
   const PageGeometry g = page_geometry(f, k.head_dim, k.page_size);
   const std::int64_t scales = (g.data_bytes() * k.kv_heads + 15) / 16 * 16;
   const std::int64_t needed = scales + g.scale_bytes() * k.kv_heads, given = k.page_size * k.kv_heads * k.head_dim * 2;
@@ -59,6 +55,14 @@ Result<Place> place_of(const PagesKind& k, const BlockFormat& f, const float* gl
         pages_tag(k), given, format_name(f), needed);
   }
   return Place{g, scales};
+}
+
+Status check_global(const float* global, std::int64_t heads) {
+  for (std::int64_t h = 0; global != nullptr && h < heads; ++h) {
+    if (std::isfinite(global[h]) && global[h] > 0.0F) continue;
+    return pages::invalid("convert_pages: global[{}] is {}; a finite positive scale is needed", h, global[h]);
+  }
+  return {};
 }
 
 Status check_ids(std::span<const std::int32_t> ids, std::int64_t num_pages) {
@@ -75,9 +79,7 @@ Status check_ids(std::span<const std::int32_t> ids, std::int64_t num_pages) {
 
 }  // namespace
 
-Result<MutablePages> convert_pages(const MutablePages& pages, const BlockFormat& format,
-                                   std::span<const std::int32_t> ids, const float* mean, const float* global,
-                                   QuantiseCounters* counters) {
+Result<MutablePages> pages::converted_pages(const MutablePages& pages, const BlockFormat& format, const float* global) {
   const PagesKind& k = pages.kind;
   if (Status s = check_source(pages); !s.ok()) return s;
   const Result<Place> placed = place_of(k, format, global);
@@ -98,6 +100,17 @@ Result<MutablePages> convert_pages(const MutablePages& pages, const BlockFormat&
   }
   packed.bytes.scale_head_stride = g.scale_bytes();
   packed.bytes.scale_row_stride = g.scale_row_bytes;
+  return packed;
+}
+
+Result<MutablePages> convert_pages(const MutablePages& pages, const BlockFormat& format,
+                                   std::span<const std::int32_t> ids, const float* mean, const float* global,
+                                   QuantiseCounters* counters) {
+  const PagesKind& k = pages.kind;
+  Result<MutablePages> converted = pages::converted_pages(pages, format, global);
+  if (!converted.ok()) return converted;
+  const MutablePages& packed = converted.value();
+  if (Status s = check_global(global, k.kv_heads); !s.ok()) return s;
   try {
     if (Status s = check_ids(ids, k.num_pages); !s.ok()) return s;
     if (ids.empty()) return packed;

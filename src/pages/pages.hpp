@@ -29,6 +29,10 @@ template <class... Args>
 /// True when some row of codes and some row of scales may.
 [[nodiscard]] bool scales_in_codes(const Pages& p);
 
+/// 16-bit pages as convert_pages of `format` leaves them, or why it cannot. Reads neither pages nor global.
+[[nodiscard]] Result<MutablePages> converted_pages(const MutablePages& pages, const BlockFormat& format,
+                                                   const float* global);
+
 /// Of pages whose scales are a part of their own.
 [[nodiscard]] constexpr ScaleLayout scale_layout(PagesLayout layout) {
   return layout == PagesLayout::page_swizzle4 ? ScaleLayout::page_swizzle4

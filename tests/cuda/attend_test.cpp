@@ -1,42 +1,17 @@
 // attend() on device memory against the float64 reference on the host: the same cache, byte for byte, on both.
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <bit>
-#include <cstdio>
 #include <cstring>
-#include <memory>
 #include <vector>
 
+#include "tests/cuda/support/device_memory.hpp"
 #include "tests/support/problems.hpp"
 
 namespace mpfa::test {
 namespace {
 
 constexpr double kTolerance = 3e-3;  // relative L2, outputs in bf16: the last rounding alone gives 1.7e-3
-
-void require(cudaError_t e) {
-  if (e != cudaSuccess) throw std::runtime_error(cudaGetErrorString(e));
-}
-
-struct Free {
-  void operator()(void* p) const { cudaFree(p); }
-};
-/// Copies of host arrays in device memory, kept until the end of the test.
-class Memory {
- public:
-  template <class T>
-  T* copy(const T* host, std::size_t n) {
-    void* p = nullptr;
-    require(cudaMalloc(&p, std::max<std::size_t>(n * sizeof(T), 1)));
-    held_.emplace_back(p);
-    if (host != nullptr && n > 0) require(cudaMemcpy(p, host, n * sizeof(T), cudaMemcpyHostToDevice));
-    return static_cast<T*>(p);
-  }
-
- private:
-  std::vector<std::unique_ptr<void, Free>> held_;
-};
 
 std::vector<std::uint16_t> to_bf16(const std::vector<float>& x) {
   std::vector<std::uint16_t> y(x.size());
@@ -207,66 +182,6 @@ TEST(BatchInvariant, ARowHasTheSameBitsAloneAndInABatch) {
   EXPECT_TRUE(std::equal(y.begin(), y.end(), x.begin()));
 }
 
-class Formats : public testing::TestWithParam<const char*> {};
-
-/// Every byte of the pool, written or not, is what the host writes.
-TEST_P(Formats, SlotsGetTheBytesOfTheHost) {
-  constexpr std::int64_t kTokens = 300, kHeads = 2, kDim = 128, kPage = 16, kPages = 40;
-  CacheConfig config;
-  config.recipe = recipe(std::string("kv=") + GetParam() + ",centre=static,v_mean=static");
-  config.num_pages = kPages, config.page_size = kPage;
-  config.q_heads = config.kv_heads = kHeads, config.head_dim = config.head_dim_v = kDim;
-  config.k_mean = gaussian({1, 1, kHeads, kDim}, 1).data;
-  config.v_mean = gaussian({1, 1, kHeads, kDim}, 2).data;
-  if (config.recipe.k.scale == ScaleType::e4m3) config.k_global = {0.37F, 2.9F}, config.v_global = {1.0F, 0.1F};
-  PagedCache cache = std::move(PagedCache::create(config)).value();
-  std::memset(cache.storage(), 0xA5, static_cast<std::size_t>(cache.storage_bytes()));
-  Tensor k = heavy_tail({1, kTokens, kHeads, kDim}, 3), v = gaussian({1, kTokens, kHeads, kDim}, 4);
-  k.data[5] = INFINITY, k.data[700] = 3e38F, v.data[9] = NAN;
-  for (std::size_t i = 0; i < 4096; ++i) k.data[9000 + i] *= std::exp2(static_cast<float>(i % 250) - 125.0F);
-  for (std::size_t i = 0; i < 1024; ++i) v.data[20000 + i] *= 1e-40F;
-  std::vector<std::int64_t> slots(kTokens);
-  for (std::int64_t i = 0; i < kTokens; ++i) slots[i] = i % 7 == 3 ? -1 : (i * 211) % (kPages * kPage);
-
-  Memory memory;
-  const std::byte* host = cache.storage();
-  std::byte* pool = memory.copy(cache.storage(), static_cast<std::size_t>(cache.storage_bytes()));
-  const CacheView view = cache.view();
-  SlotWrite w;
-  w.k = contiguous(static_cast<const void*>(memory.copy(k.data.data(), k.data.size())), DType::f32, k.shape);
-  w.v = contiguous(static_cast<const void*>(memory.copy(v.data.data(), v.data.size())), DType::f32, v.shape);
-  w.slot_mapping = memory.copy(slots.data(), slots.size());
-  w.k_mean = memory.copy(config.k_mean.data(), config.k_mean.size());
-  w.v_mean = memory.copy(config.v_mean.data(), config.v_mean.size());
-  const auto pages = [&](const BlockFormat& f, const OperandPages& o, const std::vector<float>& global) {
-    const auto bytes = cache.storage_bytes();
-    const MutablePagePart data{pool, bytes, o.data - host, {o.data_page_stride, o.data_head_stride, o.data_row_stride}};
-    const MutablePagePart scales{
-        pool, bytes, o.scales - host, {o.scale_page_stride, o.scale_head_stride, o.scale_row_stride}};
-    const float* on_device = global.empty() ? nullptr : memory.copy(global.data(), global.size());
-    return make_pages({f, PagesLayout::linear, kPages, kPage, kHeads, kDim}, data, scales, on_device).value();
-  };
-  w.k_pages = pages(config.recipe.k, view.k, config.k_global);
-  w.v_pages = pages(config.recipe.v, view.v, config.v_global);
-  w.counters = memory.copy<unsigned long long>(nullptr, 3);
-  require(cudaMemset(w.counters, 0, 24));
-  const Status on_device = write_slots(w, Device::sm90);
-  ASSERT_TRUE(on_device.ok()) << on_device.message();
-  const Status on_host = cache.write_slots(k.view(), v.view(), slots);
-  ASSERT_TRUE(on_host.ok()) << on_host.message();
-  std::vector<std::byte> written(static_cast<std::size_t>(cache.storage_bytes()));
-  require(cudaMemcpy(written.data(), pool, written.size(), cudaMemcpyDeviceToHost));
-  EXPECT_EQ(std::memcmp(written.data(), cache.storage(), written.size()), 0);
-  std::array<unsigned long long, 3> counters{};
-  require(cudaMemcpy(counters.data(), w.counters, 24, cudaMemcpyDeviceToHost));
-  EXPECT_EQ(counters[0], static_cast<unsigned long long>(cache.counters().nonfinite_blocks));
-  EXPECT_EQ(counters[1], static_cast<unsigned long long>(cache.counters().saturated_elements));
-  EXPECT_EQ(counters[2], static_cast<unsigned long long>(cache.counters().flushed_blocks));
-}
-
-INSTANTIATE_TEST_SUITE_P(, Formats, testing::Values("mxfp4", "mxfp4_ocp", "mxfp4_ceil", "nvfp4", "nvfp4_4over6"),
-                         [](const auto& p) { return std::string(p.param); });
-
 TEST(BadInput, IsNamed) {
   Case c(gaussian({1, 1, 4, 128}, 1), gaussian({1, 64, 2, 128}, 2), gaussian({1, 64, 2, 128}, 3), {"mxfp4", 64, {}});
   DeviceCall call(c);
@@ -286,16 +201,3 @@ TEST(BadInput, IsNamed) {
 
 }  // namespace
 }  // namespace mpfa::test
-
-int main(int argc, char** argv) {
-  constexpr int kExitSkipped = 77;
-  testing::InitGoogleTest(&argc, argv);
-  int device = 0, major = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (e != cudaSuccess || major != 9) {
-    std::printf("SKIPPED: no sm_90 device (%s)\n", e != cudaSuccess ? cudaGetErrorString(e) : "another one is current");
-    return kExitSkipped;
-  }
-  return RUN_ALL_TESTS();
-}

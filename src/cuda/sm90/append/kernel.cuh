@@ -1,0 +1,158 @@
+// A thread writes 16 channels of one head of one token after another, so that means, scales of heads and strides are
+// found once. Warps hold the same head of neighbouring tokens: their scales lie side by side. As src/formats does on
+// the host, to the same bytes: every sum and product is rounded by itself.
+#pragma once
+
+#include "cuda/common/ptx.cuh"
+#include "cuda/sm90/append/quantise.cuh"
+#include "cuda/sm90/append/rows.cuh"
+
+namespace mpfa::sm90 {
+
+inline constexpr int kAppendThreads = 256;
+
+/// A warp's place: its head and part of the row, its lane's channels and token.
+struct Lane {
+  int lane, head, part, channel, token, tokens;
+  bool active;
+
+  __device__ Lane(const RowFormat& row, int column)
+      : lane(static_cast<int>(threadIdx.x) % 32),
+        head(column / row.parts),
+        part(column % row.parts),
+        channel(part * kWarpChannels + lane % row.lanes * kChunk),
+        token(lane / row.lanes),
+        tokens(32 / row.lanes),
+        active(channel < row.d) {}
+};
+
+/// The means of a thread's channels, kept in shared memory for want of registers. Only the thread itself reads them.
+template <int kThreads>
+class Mean {
+ public:
+  __device__ Mean(const RowFormat& row, const Lane& at) {
+    __shared__ float4 all[kChunk / 4][kThreads];
+    mine_ = ptx::shared_address(&all[0][threadIdx.x]);
+    const bool given = row.mean != nullptr && at.active;
+    const auto* from = reinterpret_cast<const float4*>(row.mean + at.head * row.d + at.channel);
+#pragma unroll
+    for (int i = 0; i < kChunk / 4; ++i) all[i][threadIdx.x] = given ? from[i] : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+  }
+  __device__ __forceinline__ void subtract_from(float (&x)[kChunk]) const {
+#pragma unroll
+    for (int i = 0; i < kChunk / 4; ++i) {
+      const float4 m = ptx::load_shared(mine_ + static_cast<std::uint32_t>(sizeof(float4) * kThreads * i));
+      x[4 * i] = __fsub_rn(x[4 * i], m.x), x[4 * i + 1] = __fsub_rn(x[4 * i + 1], m.y);
+      x[4 * i + 2] = __fsub_rn(x[4 * i + 2], m.z), x[4 * i + 3] = __fsub_rn(x[4 * i + 3], m.w);
+    }
+  }
+
+ private:
+  std::uint32_t mine_;
+};
+
+__device__ __forceinline__ void add_counts(unsigned long long* counters, const Counts& counts) {
+  if (counters == nullptr) return;
+  if (counts.nonfinite != 0U) atomicAdd(counters, static_cast<unsigned long long>(counts.nonfinite));
+  if (counts.saturated != 0U) atomicAdd(counters + 1, static_cast<unsigned long long>(counts.saturated));
+  if (counts.flushed != 0U) atomicAdd(counters + 2, static_cast<unsigned long long>(counts.flushed));
+}
+
+__device__ __forceinline__ std::int64_t offset(std::uint32_t index, std::int32_t stride) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(index) * static_cast<std::uint32_t>(stride));
+}
+
+template <AppendInput kInput, bool kRope, class Q>
+__device__ __forceinline__ void write_operand(const AppendParams& p, const AppendOperand& o, bool turns) {
+  const int warp = static_cast<int>(blockIdx.x * (kAppendThreads / 32) + threadIdx.x / 32);
+  const int columns = p.heads * o.row.parts, line = warp / columns;
+  const int lines = static_cast<int>(gridDim.x) * (kAppendThreads / 32) / columns;
+  if (line >= lines) return;  // warps beyond a whole number of lines
+  const Lane at(o.row, warp - line * columns);
+  const Q quantiser(o.row, at.head, at.lane);
+  const Mean<kAppendThreads> mean(o.row, at);
+  const bool leads = quantiser.leads && Q::kScaleBytes > 0;
+  std::uint8_t* const data = o.data + at.head * o.data_head + at.channel * Q::Codec::kBits / 8;
+  std::uint8_t* const scales =
+      o.scales + at.head * o.scale_head + (at.channel / kChunk >> o.row.group_shift) * Q::kScaleBytes;
+
+  // The next token is on its way while one is quantised. Channels past the row stay zero.
+  const std::uint32_t step = static_cast<std::uint32_t>(lines * at.tokens), n = static_cast<std::uint32_t>(p.n);
+  std::uint32_t begin = static_cast<std::uint32_t>(line * at.tokens),
+                token = begin + static_cast<std::uint32_t>(at.token);
+  const std::int64_t x_step = o.x_row * step;
+  std::int64_t x_at = o.x_row * token + at.head * o.x_head + at.channel;
+  RawRun<kInput> raw;
+  std::int64_t next_slot = -1;
+  raw.clear();
+  const auto fetch = [&](std::uint32_t t) {
+    next_slot = -1;
+    if (!at.active || t >= n) return;
+    next_slot = __ldg(p.slots + t);
+    raw.load(o.x, x_at);
+  };
+  Counts counts;
+  fetch(token);
+  for (; begin < n; begin += step, token += step) {
+    float x[kChunk];
+    raw.widen(x);
+    if (!(kRope && turns)) mean.subtract_from(x);
+    const std::int64_t slot = next_slot, here = x_at;
+    x_at += x_step;
+    fetch(token + step);
+    bool written = static_cast<std::uint64_t>(slot) < static_cast<std::uint32_t>(p.end_slot);
+    if constexpr (kRope) {
+      if (turns) {
+        if (written) {
+          const std::int64_t position = p.rope.positions[token];
+          written = position >= 0 && position < p.rope.rows;
+          if (written) turn_chunk<kInput>(p.rope, position, o.x, here - at.channel, at.channel, x);
+        }
+        mean.subtract_from(x);
+      }
+    }
+    Block<typename Q::Codec> block;
+    quantiser(x, written, block, counts);
+    if (!written) continue;
+    const std::uint32_t page = divide(static_cast<std::uint32_t>(slot), p.page_div);
+    const std::uint32_t row = static_cast<std::uint32_t>(slot) - page * static_cast<std::uint32_t>(p.page_size);
+    store<Q>(block, leads, data + offset(page, o.data_page) + offset(row, o.data_row),
+             scales + offset(page, o.scale_page) + offset(row, o.scale_row));
+  }
+  add_counts(p.counters, counts);
+}
+
+template <int kCount>
+__device__ __forceinline__ void write_queries(const AppendParams& p) {
+  const AppendRope& r = p.rope;
+  const int d = p.operand[0].row.d, shares = d / kCount;
+  const std::int64_t all = static_cast<std::int64_t>(r.q_rows) * r.q_heads * shares;
+  for (std::int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < all; i += gridDim.x * blockDim.x) {
+    const std::int64_t line = i / shares, row = line / r.q_heads, head = line - row * r.q_heads;
+    if (r.q_positions == nullptr && (p.slots[row] < 0 || p.slots[row] >= p.end_slot)) continue;
+    const std::int64_t position = r.q_positions == nullptr ? r.positions[row] : r.q_positions[row];
+    if (position < 0 || position >= r.rows) continue;
+    turn_query<kCount>(r, position, row * r.q_row + head * r.q_head, row * r.q_out_row + head * r.q_out_head,
+                       static_cast<int>(i - line * shares) * kCount);
+  }
+}
+
+/// blockIdx.y: K, V, then Q.
+template <AppendInput kInput, bool kRope>
+__global__ void __launch_bounds__(kAppendThreads, kRope ? 2 : 4) append(const __grid_constant__ AppendParams p) {
+  const int which = static_cast<int>(blockIdx.y);
+  if (which < p.operands) {
+    const AppendOperand& o = p.operand[which];
+    visit(o.row.format, [&]<class Q>() { write_operand<kInput, kRope, Q>(p, o, which == 0); });
+    return;
+  }
+  if constexpr (kRope) {
+    if (p.rope.q_wide) {
+      write_queries<8>(p);
+    } else {
+      write_queries<1>(p);
+    }
+  }
+}
+
+}  // namespace mpfa::sm90

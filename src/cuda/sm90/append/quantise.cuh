@@ -1,0 +1,140 @@
+// 16 channels of a thread, whose neighbours hold the rest of the block, to codes and a scale.
+#pragma once
+
+#include "cuda/sm90/append/scales.cuh"
+
+namespace mpfa::sm90 {
+
+/// Bits of the largest magnitude of the `lanes` threads that share a scale, NaN on top.
+__device__ __forceinline__ std::uint32_t largest_bits(const float (&x)[kChunk], int lanes) {
+  float most[2] = {0.0F, 0.0F};
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most[i % 2]) : "f"(most[i % 2]), "f"(fabsf(x[i])));
+  }
+  std::uint32_t largest = max(formats::float_bits(most[0]), formats::float_bits(most[1]));
+  for (int step = lanes / 2; step > 0; step /= 2) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, step));
+  return largest;
+}
+
+template <class Codec>
+struct Block {
+  std::uint32_t words[kWords<Codec>];
+  std::uint32_t scale;
+};
+
+/// What one thread needs of a format, a head and a place in the row.
+template <class CodecType, class Scale>
+struct Quantiser {
+  using Codec = CodecType;
+  static constexpr int kScaleBytes = Scale::kBytes;
+
+  Scale scale;
+  int lanes;
+  bool leads;  // counts for its block
+
+  __device__ Quantiser(const RowFormat& row, int head, int lane)
+      : scale(row, head),
+        lanes(Scale::kChannels > 0 ? Scale::kChannels / kChunk : row.group),
+        leads((lane & (lanes - 1)) == 0) {}
+
+  /// All threads of the warp call it together. Counts where `counted`. Uses x up.
+  __device__ __forceinline__ void operator()(float (&x)[kChunk], bool counted, Block<Codec>& block,
+                                             Counts& counts) const {
+    const std::uint32_t largest = largest_bits(x, lanes);
+    const bool first = counted && leads;
+    std::uint32_t saturated = 0;
+    if constexpr (kScaleBytes == 0) {
+      if (first && largest >= formats::kFloatInf) ++counts.nonfinite;
+      const auto s = scale.fixed(formats::bits_float(largest));
+      block.scale = 0;
+      if (!s.divide.slow && s.top < FastCodes<Codec>::kLimit) {
+        FastCodes<Codec>::encode(x, s.divide, block.words, saturated);
+      } else {
+        encode_copy(x, s.divide.factor, block, saturated);
+      }
+    } else {
+      if (largest >= formats::kFloatInf) return empty(Scale::kNan, first, block, counts.nonfinite);
+      if (largest == 0U) return empty(zero_scale<Codec, Scale>(), false, block, counts.flushed);
+      const float amax = fminf(formats::bits_float(largest), 0x1p127F);
+      const auto s = scale.template choose<Codec>(amax, x);
+      block.scale = s.bits;
+      if (!s.divide.slow && s.top > 1.0F && s.top < FastCodes<Codec>::kLimit) {
+        FastCodes<Codec>::encode(x, s.divide, block.words, saturated);
+      } else {
+        const float factor = s.divide.factor;
+        if (!(factor > 0.0F) || Codec::encode(__fdiv_rn(amax, factor)).bits == 0U) {
+          return empty(zero_scale<Codec, Scale>(), first, block, counts.flushed);
+        }
+        encode_copy(x, factor, block, saturated);
+      }
+    }
+    if (counted) counts.saturated += saturated;
+  }
+
+ private:
+  static __device__ __forceinline__ void empty(std::uint32_t bits, bool counted, Block<Codec>& block,
+                                               std::uint32_t& count) {
+    block.scale = bits;
+#pragma unroll
+    for (std::uint32_t& word : block.words) word = 0;
+    if (counted) ++count;
+  }
+  /// The careful way reads from memory; the copy keeps x in registers elsewhere.
+  static __device__ __forceinline__ void encode_copy(const float (&x)[kChunk], float factor, Block<Codec>& block,
+                                                     std::uint32_t& saturated) {
+    float copy[kChunk];
+    std::uint32_t words[kWords<Codec>], over = 0;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) copy[i] = x[i];
+    encode_carefully<Codec>(copy, factor, words, over);
+#pragma unroll
+    for (int i = 0; i < kWords<Codec>; ++i) block.words[i] = words[i];
+    saturated += over;
+  }
+};
+
+/// Writes codes, 8 or 16 bytes at a time, and the scale of a block by one of its threads.
+template <class Q>
+__device__ __forceinline__ void store(const Block<typename Q::Codec>& block, bool leads, std::uint8_t* data,
+                                      std::uint8_t* scale) {
+  constexpr int kCount = kWords<typename Q::Codec>;
+  if constexpr (kCount == 2) {
+    *reinterpret_cast<uint2*>(data) = make_uint2(block.words[0], block.words[1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      reinterpret_cast<uint4*>(data)[i] =
+          make_uint4(block.words[4 * i], block.words[4 * i + 1], block.words[4 * i + 2], block.words[4 * i + 3]);
+    }
+  }
+  if constexpr (Q::kScaleBytes > 0) {
+    if (!leads) return;
+    if constexpr (Q::kScaleBytes == 1) *scale = static_cast<std::uint8_t>(block.scale);
+    if constexpr (Q::kScaleBytes == 2) *reinterpret_cast<std::uint16_t*>(scale) = block.scale;
+    if constexpr (Q::kScaleBytes == 4) *reinterpret_cast<std::uint32_t*>(scale) = block.scale;
+  }
+}
+
+/// Calls fn.operator()<Quantiser>().
+template <class Fn>
+__device__ __forceinline__ void visit(AppendFormat format, Fn&& fn) {
+  namespace f = formats;
+  switch (format) {
+    case AppendFormat::bf16: return fn.template operator()<Quantiser<f::Bf16, NoScale>>();
+    case AppendFormat::f16: return fn.template operator()<Quantiser<f::F16, NoScale>>();
+    case AppendFormat::e4m3: return fn.template operator()<Quantiser<f::E4M3, F32Scale>>();
+    case AppendFormat::e4m3_static: return fn.template operator()<Quantiser<f::E4M3, HeadScale>>();
+    case AppendFormat::int8: return fn.template operator()<Quantiser<f::Int8, F32Scale>>();
+    case AppendFormat::int8_group: return fn.template operator()<Quantiser<f::Int8, F16Scale>>();
+    case AppendFormat::int4: return fn.template operator()<Quantiser<f::Int4, F32Scale>>();
+    case AppendFormat::int4_group: return fn.template operator()<Quantiser<f::Int4, F16Scale>>();
+    case AppendFormat::e2m1_e8m0: return fn.template operator()<Quantiser<f::E2M1, E8m0Scale>>();
+    case AppendFormat::e2m1_e4m3: return fn.template operator()<Quantiser<f::E2M1, E4m3Scale>>();
+    case AppendFormat::e2m1_e4m3_four_over_six: return fn.template operator()<Quantiser<f::E2M1, FourOverSixScale>>();
+    case AppendFormat::e2m1_f32: return fn.template operator()<Quantiser<f::E2M1, F32Scale>>();
+    case AppendFormat::e3m0_f32: return fn.template operator()<Quantiser<f::E3M0, F32Scale>>();
+  }
+}
+
+}  // namespace mpfa::sm90

@@ -1,0 +1,199 @@
+// The scale of a block from its largest magnitude, as formats/scale_rules.hpp chooses it.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/sm90/append/codes.cuh"
+
+namespace mpfa::sm90 {
+
+/// A stored scale, the division by what it means, and about amax divided by it.
+template <class DivideType>
+struct Scaled {
+  std::uint32_t bits = 0;
+  DivideType divide;
+  float top = 0.0F;
+
+  Scaled() = default;
+  __device__ Scaled(std::uint32_t code, const DivideType& d, float amax) : bits(code), divide(d) {
+    top = __fmul_rn(amax, d.inverse);
+  }
+};
+
+// kChannels: those that share a scale; 0: RowFormat::group says it.
+
+struct NoScale {
+  static constexpr int kChannels = 0;
+  static constexpr int kBytes = 0;
+  using Divide = PowerOfTwo;
+  __device__ NoScale(const RowFormat& /*row*/, int /*head*/) {}
+  __device__ Scaled<Divide> fixed(float amax) const { return {0U, {}, amax}; }
+};
+
+struct HeadScale {
+  static constexpr int kChannels = 0;
+  static constexpr int kBytes = 0;
+  using Divide = Quotient;
+  Quotient divide;
+  __device__ HeadScale(const RowFormat& row, int head) : divide(row.global[head]) {}
+  __device__ Scaled<Divide> fixed(float amax) const { return {0U, divide, amax}; }
+};
+
+struct E8m0Scale {
+  static constexpr int kChannels = 32;
+  static constexpr int kBytes = 1;
+  static constexpr std::uint32_t kNan = 0xFFU;
+  using Divide = PowerOfTwo;
+  std::uint32_t carry;
+
+  /// Exponents of limits up to 2^3 round up where the mantissa of amax exceeds the limit's: where this sum carries.
+  __device__ E8m0Scale(const RowFormat& row, int /*head*/) {
+    carry = row.rule == ScaleRule::floor  ? 0U
+            : row.rule == ScaleRule::ceil ? 0x7FFFFFU - (formats::float_bits(6.0F) & 0x7FFFFFU)
+                                          : 0x7FFFFFU - (formats::float_bits(7.25F) & 0x7FFFFFU);
+  }
+  template <class Codec>
+  __device__ Scaled<Divide> choose(float amax, float (&/*x*/)[kChunk]) const {
+    const std::uint32_t code = max((formats::float_bits(amax) + carry) >> 23, 2U) - 2U;
+    return {code, {formats::E8M0::decode(code), formats::bits_float((254U - code) << 23), false}, amax};
+  }
+};
+
+struct F32Scale {
+  static constexpr int kChannels = 0;
+  static constexpr int kBytes = 4;
+  static constexpr std::uint32_t kNan = formats::kFloatNan;
+  using Divide = Quotient;
+  float limit;
+  __device__ F32Scale(const RowFormat& row, int /*head*/) {
+    limit = row.format == AppendFormat::e4m3       ? 448.0F
+            : row.format == AppendFormat::int8     ? 127.0F
+            : row.format == AppendFormat::int4     ? 7.0F
+            : row.format == AppendFormat::e2m1_f32 ? 6.0F
+                                                   : 16.0F;
+  }
+  template <class Codec>
+  __device__ Scaled<Divide> choose(float amax, float (&/*x*/)[kChunk]) const {
+    const float factor = fmaxf(__fdiv_rn(amax, limit), 0x1p-126F);
+    return {formats::float_bits(factor), Quotient(factor), amax};
+  }
+};
+
+struct F16Scale {
+  static constexpr int kChannels = 0;
+  static constexpr int kBytes = 2;
+  static constexpr std::uint32_t kNan = 0x7E00U;
+  using Divide = Quotient;
+  float limit;
+  __device__ F16Scale(const RowFormat& row, int /*head*/) {
+    limit = row.format == AppendFormat::int8_group ? 127.0F : 7.0F;
+  }
+  template <class Codec>
+  __device__ Scaled<Divide> choose(float amax, float (&/*x*/)[kChunk]) const {
+    const __half half = __float2half_rn(fminf(__fdiv_rn(amax, limit), 65504.0F));
+    return {__half_as_ushort(half), Quotient(__half2float(half)), amax};
+  }
+};
+
+/// nvfp4: the factor is the stored code times the scale of the head.
+struct E4m3Scale {
+  static constexpr int kChannels = 16;
+  static constexpr int kBytes = 1;
+  static constexpr std::uint32_t kNan = 0x7FU;
+  using Divide = Quotient;
+  Quotient global;
+  bool whole;  // the head's scale is 1
+
+  __device__ E4m3Scale(const RowFormat& row, int head) : global(row.global == nullptr ? 1.0F : row.global[head]) {
+    whole = global.factor == 1.0F;
+  }
+  static __device__ std::uint32_t encode(float v) { return __nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3); }
+  static __device__ float decode(std::uint32_t code) {
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code), __NV_E4M3)));
+  }
+
+  /// Code that puts amax at `kTarget`.
+  template <int kTarget>
+  __device__ std::uint32_t code_for(float amax) const {
+    constexpr float kInverse = 1.0F / kTarget;
+    if (global.slow) return encode(__fdiv_rn(__fdiv_rn(amax, kTarget), global.factor));
+    const float q = __fmul_rn(amax, kInverse);
+    const float part = kTarget == 4 ? q : __fmaf_rn(__fmaf_rn(-q, kTarget, amax), kInverse, q);
+    return encode(whole ? part : global(part));
+  }
+  __device__ Quotient quotient(std::uint32_t code) const { return Quotient(__fmul_rn(decode(code), global.factor)); }
+  template <class Codec>
+  __device__ Scaled<Divide> choose(float amax, float (&/*x*/)[kChunk]) const {
+    const std::uint32_t code = code_for<6>(amax);
+    return {code, quotient(code), amax};
+  }
+};
+
+/// nvfp4_4over6. Errors are squared in a unit near amax, as the rule wants it; x is left in that unit.
+struct FourOverSixScale : E4m3Scale {
+  bool power;  // the head's scale is a power of two, so that a grid point times the factor is exact
+
+  __device__ FourOverSixScale(const RowFormat& row, int head) : E4m3Scale(row, head) {
+    power = !global.slow && (formats::float_bits(global.factor) & 0x7FFFFFU) == 0U;
+  }
+
+  /// Squared error with a factor of few bits. Adding 1.5 * 2^22 times a value's power of two rounds it to two bits,
+  /// adding 1.5 * 2^22 to multiples of 0.5. Ties may go either way: their error is the same.
+  static __device__ __forceinline__ float error_of(const float (&x)[kChunk], const Quotient& divide) {
+    const float wide = __fmul_rn(divide.inverse, 0x1p22F);
+    float sum = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const std::uint32_t step = (formats::float_bits(__fmul_rn(x[i], wide)) & 0x7F800000U) | 0x00400000U;
+      const float magic = fmaxf(formats::bits_float(step), 0x1.8p22F);
+      const float point = __fsub_rn(__fmaf_rn(x[i], divide.inverse, magic), magic);
+      const float error = __fmaf_rn(-point, divide.factor, x[i]);
+      sum = __fadd_rn(sum, __fmul_rn(error, error));
+    }
+    return sum;
+  }
+
+  /// The rule as it is written, for any factor.
+  static __device__ __noinline__ float careful_error(const float (&x)[kChunk], float factor, float unit) {
+    float sum = 0.0F;
+#pragma unroll 1
+    for (int i = 0; i < kChunk; ++i) {
+      const std::uint32_t code = factor > 0.0F ? formats::E2M1::encode(__fdiv_rn(x[i], factor)).bits : 0U;
+      const float q = factor > 0.0F ? __fmul_rn(formats::E2M1::decode(code), factor) : 0.0F;
+      const float error = __fmul_rn(__fsub_rn(x[i], q), unit);
+      sum = __fadd_rn(sum, __fmul_rn(error, error));
+    }
+    return sum;
+  }
+
+  template <class Codec>
+  __device__ Scaled<Divide> choose(float amax, float (&x)[kChunk]) const {
+    const std::uint32_t six = code_for<6>(amax), four = code_for<4>(amax);
+    Quotient at_six = quotient(six), at_four = quotient(four);
+    // Normal codes that are not at their limit: |x| / factor is below 7.
+    if (power && six >= 8U && four < 0x7EU && amax < 0x1p120F && amax > 0x1p-120F) {
+      const float back = formats::bits_float(formats::float_bits(amax) & 0x7F800000U);
+      const float unit = formats::bits_float(0x7F000000U - formats::float_bits(back));
+#pragma unroll
+      for (float& v : x) v = __fmul_rn(v, unit);
+      at_six.divide_by(unit, back), at_four.divide_by(unit, back);
+      const bool better = error_of(x, at_four) < error_of(x, at_six);
+      return {better ? four : six, better ? at_four : at_six, __fmul_rn(amax, unit)};
+    }
+    const float unit = formats::power_of_two(-min(max(formats::floor_log2(amax), -126), 126));
+    float copy[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) copy[i] = x[i];
+    const bool better = careful_error(copy, at_four.factor, unit) < careful_error(copy, at_six.factor, unit);
+    return {better ? four : six, better ? at_four : at_six, amax};
+  }
+};
+
+/// Scale of a block of zeros: fp32 scales of 4-bit floats have a code of their own for it.
+template <class Codec, class Scale>
+__device__ constexpr std::uint32_t zero_scale() {
+  constexpr bool kFloat4 = std::is_same_v<Codec, formats::E2M1> || std::is_same_v<Codec, formats::E3M0>;
+  return kFloat4 && std::is_same_v<Scale, F32Scale> ? formats::float_bits(-1.0F) : 0U;
+}
+
+}  // namespace mpfa::sm90
