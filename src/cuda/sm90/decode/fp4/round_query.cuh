@@ -6,7 +6,6 @@
 
 #include <cstdint>
 
-#include "cuda/sm90/append/fp4/kernel.cuh"
 #include "cuda/sm90/decode/fp4/config.h"
 #include "formats/elements.hpp"
 
@@ -25,6 +24,14 @@ __device__ __forceinline__ float2 round_e4m3(float x, float y) {
   return __half22float2(*reinterpret_cast<__half2*>(&pair));
 }
 
+/// |x| to nearest, ties to even, on the e2m1 grid continued past 6. Adding a power of two whose last bit is the grid's
+/// step at |x| does the rounding.
+__device__ __forceinline__ float round_to_grid(float abs) {
+  constexpr std::uint32_t kLift = 22U << 23, kLeast = (127U + 22U) << 23;  // a step of 0.5 below 2
+  const float magic = formats::bits_float(__viaddmax_u32(formats::float_bits(abs) & 0x7F800000U, kLift, kLeast));
+  return __fsub_rn(__fadd_rn(abs, magic), magic);
+}
+
 /// The thread's 8 channels of a chunk of 32, minus `mean` (of these channels, or null), as nvfp4 and back: blocks of 16
 /// are those of threads t and t ^ 1. `q` becomes bf16 pairs, which hold every nvfp4 value.
 __device__ __forceinline__ void round_nvfp4(std::uint32_t (&q)[4], bool bf16, const float* mean) {
@@ -41,10 +48,7 @@ __device__ __forceinline__ void round_nvfp4(std::uint32_t (&q)[4], bool bf16, co
   largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
   const float amax = fminf(f::bits_float(largest), 0x1p127F);
   const float factor = round_e4m3(__fdiv_rn(amax, 6.0F), 0.0F).x;
-  const auto value = [factor](float v) {
-    const GridPoint g = round_to_grid(fminf(__fdiv_rn(v, factor), 16.0F));
-    return fminf(__fsub_rn(f::bits_float(g.shifted), f::bits_float(g.magic)), 6.0F);
-  };
+  const auto value = [factor](float v) { return fminf(round_to_grid(fminf(__fdiv_rn(v, factor), 16.0F)), 6.0F); };
   const bool zero = !(factor > 0.0F) || value(amax) == 0.0F;
   std::uint32_t bits[8];
 #pragma unroll
