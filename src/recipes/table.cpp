@@ -74,6 +74,7 @@ const RecipeRow* find_recipe_row(std::string_view name) {
 const std::vector<std::string>& recipe_names() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all;
+    all.reserve(kRows.size());
     for (const RecipeRow& row : kRows) all.emplace_back(row.name);
     return all;
   }();

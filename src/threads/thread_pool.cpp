@@ -63,8 +63,8 @@ namespace {
 /// costs as much as a small call. False when `done` did not come true.
 template <class Done>
 bool spin_until(int threads, const Done& done) {
-  static const int kCores = available_threads();
-  if (threads > kCores) return done();
+  static const int cores = available_threads();
+  if (threads > cores) return done();
   const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
   while (!done()) {
     for (int i = 0; i < 16; ++i) {
