@@ -156,6 +156,34 @@ TEST(PackedOps, ScoresEqualTheProductsOfTheDequantisedRows) {
   });
 }
 
+TEST(PackedOps, ScoresLoseNoMoreThanTheSlackAndDependOnTheirRowAndKeyAlone) {
+  for_all_rows([](const Rows& x, const std::string& what) {
+    if (x.keys != 29 || !score_ops_take(x.d / x.words.per_word)) return;
+    std::vector<float> q = gaussian(4 * x.d, 9);
+    for (std::int64_t r = 0; r < 4; ++r) q[r * x.d + 5 * r] = 3000.0F;  // the others need their lowest digits
+    std::vector<float> columns = x.columns, memory(packed_floats(4, x.d));
+    const auto scores = [&](float slack, const std::vector<float>& factors, std::int64_t first, std::int64_t count) {
+      const WordRows rows = x.view(factors);
+      std::vector<float> s(4 * kKeyTile);
+      score_keys(rows, x.keys, count, pack_queries(rows, count, q.data() + first * x.d, slack, memory.data()),
+                 s.data());
+      return s;
+    };
+    const std::vector<float> exact = scores(0.0F, columns, 0, 4);
+    for (const float slack : {1e-3F, 0.1F, 1.0F}) {
+      const std::vector<float> got = scores(slack, columns, 0, 4);
+      for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], exact[i], slack + 4e-3F) << what << " " << i;
+      std::vector<float> others = columns;
+      for (std::int64_t b = 0; b < x.d / x.words.block; ++b) others[b * kKeyTile + 20] *= 1e6F;
+      const std::vector<float> alone = scores(slack, columns, 2, 1), beside = scores(slack, others, 0, 4);
+      for (std::int64_t j = 0; j < x.keys; ++j) {
+        ASSERT_EQ(alone[j], got[2 * kKeyTile + j]) << what << " " << j;
+        ASSERT_TRUE(j == 20 || beside[j] == got[j]) << what << " " << j;
+      }
+    }
+  });
+}
+
 TEST(PackedOps, QueriesOfAnySizeGiveAccurateScores) {
   constexpr std::int64_t d = 64, keys = 16;
   const Rows x("mxfp4", d, keys);
