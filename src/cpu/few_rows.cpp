@@ -22,7 +22,8 @@ using formats::word_format;
 using formats::WordCode;
 using formats::WordFormat;
 
-constexpr float kScoreSlack = 0x1p-11F;  // what a score, in log2 units, may lose
+/// What a score in log2 units may lose: a fraction of what rounding P to bf16 does.
+constexpr float kScoreSlack = 0x1p-11F;
 
 /// Whole words, each within one block.
 bool takes(const WordFormat& w, std::int64_t head_dim) {
@@ -129,10 +130,10 @@ void choose_words(const Task& task, Scratch& s) {
 void start_words(const Task& task, Scratch& s) {
   if (!s.words_k) return;
   const AttentionProblem& p = *task.problem;
-  // A quarter of what rounding P to bf16 may change, and none of it where P is not rounded.
-  const float slack = p.recipe.p == PMode::f32 ? 0.0F : kScoreSlack / (softmax_scale(p) * static_cast<float>(kLog2E));
+  // Where P has coarser steps, a score that moves a little may move a probability by a whole one.
+  const float slack = p.recipe.p == PMode::bf16 ? kScoreSlack / (softmax_scale(p) * static_cast<float>(kLog2E)) : 0.0F;
   const WordRows keys = rows_of(s.format_k, p.head_dim, {}, 0, nullptr);
-  s.packed_q = pack_queries(keys, task.count, task.q_packed, std::max(slack, 0.0F), s.q);
+  s.packed_q = pack_queries(keys, task.count, task.q_packed, slack, s.q);
 }
 
 void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, float* out, std::int64_t stride,
