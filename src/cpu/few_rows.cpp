@@ -30,15 +30,22 @@ bool takes(const WordFormat& w, std::int64_t head_dim) {
   return w.code != WordCode::none && head_dim % w.per_word == 0 && w.block % w.per_word == 0;
 }
 
-WordRows rows_of(const WordFormat& w, std::int64_t head_dim, const ConstPageBytes& page, std::int64_t slot,
-                 const float* factors) {
-  return {w.code,
-          page.data + slot * page.data_row_stride,
-          page.data_row_stride,
-          head_dim / w.per_word,
-          factors,
-          w.block / w.per_word,
-          w.table == nullptr ? nullptr : w.table->data()};
+/// Rows of a format, without their codes.
+WordRows rows_of(const WordFormat& w, std::int64_t head_dim) {
+  WordRows rows;
+  rows.code = w.code;
+  rows.words = head_dim / w.per_word;
+  rows.block_words = w.block / w.per_word;
+  rows.table = w.table == nullptr ? nullptr : w.table->data();
+  return rows;
+}
+
+/// `rows` from slot `slot` of a page on.
+WordRows rows_at(WordRows rows, const ConstPageBytes& page, std::int64_t slot, const float* factors) {
+  rows.codes = page.data + slot * page.data_row_stride;
+  rows.row_stride = page.data_row_stride;
+  rows.factors = factors;
+  return rows;
 }
 
 /// Has `rows` fetch the keys of the next tile that stand where the run stands in this one.
@@ -74,9 +81,7 @@ WordRows value_rows(const Task& task, const PageRun& run, float* factors, Scratc
   const ConstPageBytes page = cache.v.page(run.page, task.kv_head);
   read_factor_columns(cache.v_format, cache.head_dim_v, run.slot, run.count, page, cache.v.global_scale(task.kv_head),
                       factors, s.minima, s.v);
-  WordRows rows = rows_of(s.format_v, cache.head_dim_v, page, run.slot, factors);
-  if (s.bytes_v) rows.bytes = &s.value_bytes;
-  return rows;
+  return rows_at(s.rows_v, page, run.slot, factors);
 }
 
 /// The same of keys [first + c.begin, first + c.end) as one run of kKeyTile rows, of which those past the range weigh
@@ -122,9 +127,11 @@ void choose_words(const Task& task, Scratch& s) {
   }
   s.words_v &= !affine_v;
   s.format_k = k, s.format_v = v;
+  if (s.words_k) s.rows_k = rows_of(k, cache.head_dim);
+  if (s.words_v) s.rows_v = rows_of(v, cache.head_dim_v);
   const bool rounds = task.problem->recipe.p != PMode::f32;  // to 16 bits or fewer
-  s.bytes_v =
-      s.words_v && !task.columns && rounds && value_bytes(rows_of(v, cache.head_dim_v, {}, 0, nullptr), s.value_bytes);
+  s.bytes_v = s.words_v && !task.columns && rounds && value_bytes(s.rows_v, s.value_bytes);
+  if (s.bytes_v) s.rows_v.bytes = &s.value_bytes;
 }
 
 void start_words(const Task& task, Scratch& s) {
@@ -132,8 +139,7 @@ void start_words(const Task& task, Scratch& s) {
   const AttentionProblem& p = *task.problem;
   // Where P has coarser steps, a score that moves a little may move a probability by a whole one.
   const float slack = p.recipe.p == PMode::bf16 ? kScoreSlack / (softmax_scale(p) * static_cast<float>(kLog2E)) : 0.0F;
-  const WordRows keys = rows_of(s.format_k, p.head_dim, {}, 0, nullptr);
-  s.packed_q = pack_queries(keys, task.count, task.q_packed, slack, s.q);
+  s.packed_q = pack_queries(s.rows_k, task.count, task.q_packed, slack, s.q);
 }
 
 void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, float* out, std::int64_t stride,
@@ -142,12 +148,12 @@ void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, f
   const BlockFormat& format = is_k ? cache.k_format : cache.v_format;
   const OperandPages& pages = is_k ? cache.k : cache.v;
   const std::int64_t d = is_k ? cache.head_dim : cache.head_dim_v;
-  const WordFormat w = word_format(format, d);
+  const WordFormat& w = is_k ? s.format_k : s.format_v;
   for_page_runs(task, first, c, [&](const PageRun& run) {
     const ConstPageBytes page = pages.page(run.page, task.kv_head);
     formats::read_factors(format, d, run.slot, run.count, page, pages.global_scale(task.kv_head), s.factors, s.minima);
-    word_expand(rows_of(w, d, page, run.slot, s.factors), run.count, w.has_minimum ? s.minima : nullptr,
-                out + run.column * stride, stride);
+    word_expand(rows_at(is_k ? s.rows_k : s.rows_v, page, run.slot, s.factors), run.count,
+                w.has_minimum ? s.minima : nullptr, out + run.column * stride, stride);
   });
 }
 
@@ -160,7 +166,7 @@ void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
     // A factor that is NaN makes NaN scores of its own key only; selection by mask comes later.
     read_factor_columns(cache.k_format, d, run.slot, run.count, page, cache.k.global_scale(task.kv_head), s.factors,
                         s.minima, s.v);
-    score_keys(rows_of(w, d, page, run.slot, s.factors), run.count, task.count, s.packed_q, s.s + run.column);
+    score_keys(rows_at(s.rows_k, page, run.slot, s.factors), run.count, task.count, s.packed_q, s.s + run.column);
     for (std::int64_t r = 0; w.has_minimum && r < task.count; ++r) {
       const float sum = std::accumulate(task.q_packed + r * d, task.q_packed + (r + 1) * d, 0.0F);
       for (std::int64_t j = 0; j < run.count; ++j) s.s[r * kKeyTile + run.column + j] += s.minima[j] * sum;

@@ -5,9 +5,6 @@
 
 namespace mpfa::cpu {
 
-/// Most rows for which expanding codes again per block of rows beats a tile of floats that all rows share.
-inline constexpr std::int64_t kFewRows = 8;
-
 /// Where the output of a channel stands until restore_channels.
 [[nodiscard]] std::int64_t output_place(const Scratch& scratch, std::int64_t channel);
 

@@ -195,7 +195,10 @@ MPFA_BYTES_ATTR const std::int32_t* score_bytes(const WordRows& k, std::int64_t 
   constexpr std::int64_t kLine = kGroups * kVector;
   constexpr RunLayout at{kRun, kRows};
   std::int64_t in_block = 0;
-  __m512 total[kGroups][kRows] = {};
+  __m512 total[kGroups][kRows];  // an initialiser would become a loop over memory
+  for (auto& row : total) {
+    for (__m512& t : row) t = _mm512_setzero_ps();
+  }
   for (std::int64_t w = 0; w < k.words; w += at.run, words += at.run * kLine, q += at.size()) {
     __m512 x[kGroups][kRows] = {};
     __m512i high[kGroups][2][kRows];

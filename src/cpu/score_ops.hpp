@@ -21,8 +21,8 @@ struct PackedQueries {
   const std::int32_t* integers = nullptr;  // null when the machine, the codes or the queries do not allow them
 };
 
-/// Lays queries [rows, channels] out for keys like `k`; its codes and factors are not read. Scores may be off by `slack`
-/// beyond the error of a float sum. `memory` holds packed_floats().
+/// Lays queries [rows, channels] out for keys like `k`; its codes and factors are not read. Scores may be off by
+/// `slack` beyond the error of a float sum. `memory` holds packed_floats().
 [[nodiscard]] PackedQueries pack_queries(const WordRows& k, std::int64_t rows, const float* q, float slack,
                                          float* memory);
 

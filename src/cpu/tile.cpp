@@ -71,8 +71,7 @@ void finish_scores(const Task& task, const Row& row, const Visible& seen, std::i
 }
 
 /// s.s from products to rounded probabilities; m, l and o are brought to the new maximum.
-void softmax_tile(const Task& task, const Visible* seen, std::int64_t first, Source source, Scratch& s,
-                  OnlineState& state) {
+void softmax_tile(const Task& task, std::int64_t first, Source source, Scratch& s, OnlineState& state) {
   const AttentionProblem& p = *task.problem;
   const std::int64_t dv = padded(p.head_dim_v);
   const bool plain = is_plain(p);
@@ -82,7 +81,7 @@ void softmax_tile(const Task& task, const Visible* seen, std::int64_t first, Sou
   step.same_codes = source == Source::pages && p.recipe.denominator == Denominator::same_codes;
   step.scale = plain ? softmax_scale(p) * static_cast<float>(kLog2E) : 1.0F;
   for (std::int64_t r = 0; r < task.count; ++r) {
-    finish_scores(task, task.rows[r], seen[r], first, source, plain, s.s + r * kKeyTile);
+    finish_scores(task, task.rows[r], s.seen[r], first, source, plain, s.s + r * kKeyTile);
   }
   float keep[kFewRows];
   softmax_rows(step, task.count, s.s, state.m, state.l, keep);
@@ -184,10 +183,9 @@ void reset(const AttentionProblem& problem, std::int64_t rows, OnlineState& stat
 void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
   OnlineState& state = source == Source::pages ? s.packed : s.wide;
   KeyRange c{kKeyTile, 0};
-  Visible seen[kFewRows];
   for (std::int64_t r = 0; r < task.count; ++r) {
-    seen[r] = visible(task.rows[r], first, source);
-    for (const KeyRange& part : seen[r].part) {
+    s.seen[r] = visible(task.rows[r], first, source);
+    for (const KeyRange& part : s.seen[r].part) {
       if (part.begin >= part.end) continue;
       c.begin = std::min(c.begin, part.begin);
       c.end = std::max(c.end, part.end);
@@ -202,7 +200,7 @@ void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
     const float* q = source == Source::pages ? task.q_packed : task.q_wide;
     gemm(task.count, d, kKeyTile, q, d, s.k, kKeyStride, s.s, kKeyTile, false);
   }
-  softmax_tile(task, seen, first, source, s, state);
+  softmax_tile(task, first, source, s, state);
   if (source == Source::pages) add_page_means(task, first, c, s, state.o);
   accumulate(task, first, source, c, s, state.o);
 }

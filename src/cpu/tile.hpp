@@ -11,6 +11,8 @@
 namespace mpfa::cpu {
 
 inline constexpr std::int64_t kRowBlock = 256;  // most query rows of a task
+/// Most rows for which expanding codes again per block of rows beats a tile of floats that all rows share.
+inline constexpr std::int64_t kFewRows = 8;
 // Row stride of the transposed K tile: not a power of two, so that its columns do not share cache sets.
 inline constexpr std::int64_t kKeyStride = kKeyTile + kLaneMultiple;
 
@@ -25,6 +27,12 @@ struct OnlineState {
   float* o = nullptr;  // [rows, padded(head_dim_v)]
 };
 
+/// Up to two ranges of a tile: keys of one source that a row sees. Offsets from the tile's first key.
+struct Visible {
+  KeyRange part[2];
+  [[nodiscard]] bool empty() const { return part[0].begin >= part[0].end && part[1].begin >= part[1].end; }
+};
+
 /// Memory of one worker, in floats.
 struct Scratch {
   float* k = nullptr;  // [head_dim, kKeyStride], or [kKeyTile, head_dim and rank-one terms] of many_rows.hpp
@@ -36,10 +44,12 @@ struct Scratch {
   float *q = nullptr, *spare_o = nullptr, *weights = nullptr, *factors = nullptr, *minima = nullptr;
   PackedQueries packed_q;
   bool words_k = false, words_v = false, bytes_v = false;
-  ValueBytes value_bytes;                   // with bytes_v
+  ValueBytes value_bytes;  // with bytes_v
   formats::WordFormat format_k, format_v;
+  WordRows rows_k, rows_v;     // of those formats, with words_k and words_v
   std::int64_t next_tile = 0;  // first key of the tile that follows
   KeyRange next_keys;          // its keys that some row sees; empty for none
+  Visible seen[kFewRows];      // of the tile
   QueryBlock queries;
   float* q_columns = nullptr;  // of many_rows.hpp: queries in panels, then a factor per row
 };
@@ -54,12 +64,6 @@ struct Row {
   KeyRange keys;              // visible, clipped to the split
   KeyRange packed;            // read from the pages when inside
   float shift = 0.0F;         // natural-log units
-};
-
-/// Up to two ranges of a tile: keys of one source that a row sees. Offsets from the tile's first key.
-struct Visible {
-  KeyRange part[2];
-  [[nodiscard]] bool empty() const { return part[0].begin >= part[0].end && part[1].begin >= part[1].end; }
 };
 
 /// What a task works on: `count` rows of one (sequence, KV head).

@@ -46,7 +46,7 @@ MPFA_BYTES_ATTR HWY_INLINE __m512i lane_maxima(const std::uint32_t* vectors) {
 template <int kRows>
 MPFA_BYTES_ATTR bool weigh(const WordRows& v, std::int64_t blocks, const float* p, float* weights, WeightScales& s) {
   constexpr std::uint32_t kInf = 0x7F800000, kSmallest = 0x0D800000;  // 2^-100
-  alignas(64) std::uint32_t tops[16 * 16] = {};
+  alignas(64) std::uint32_t tops[16 * 16];
   __mmask16 bad = 0;
   const __m512 inverse = _mm512_set1_ps(1.0F / v.bytes->multiplier);
   std::int64_t i = 0, done = 0;
@@ -78,6 +78,7 @@ MPFA_BYTES_ATTR bool weigh(const WordRows& v, std::int64_t blocks, const float* 
       _mm512_store_si512(tops + (i - done) * 16, top);
     }
   }
+  for (; i < done + 16; ++i) _mm512_store_si512(tops + (i - done) * 16, _mm512_setzero_si512());
   finish();
   return bad == 0;
 }
