@@ -1,6 +1,7 @@
 #include "cpu/kernel.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -90,7 +91,6 @@ std::vector<Item> list_items(const Plan& plan, const AttentionTensors& t) {
   return items;
 }
 
-/// With block.packed null the task gets no queries, only what storing its rows needs.
 void describe_rows(const Plan& plan, const AttentionTensors& t, const Item& item, const Queries& queries,
                    const QueryBlock& block, Task& task) {
   const AttentionProblem& p = plan.problem;
@@ -217,31 +217,25 @@ Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace works
   }
   const std::vector<Item> items = list_items(plan, tensors);
   const auto count = static_cast<std::int64_t>(items.size());
+  std::vector<std::atomic<std::int64_t>> done(items.size());  // splits, at the first partial result of their rows
   threads::run_tasks(executor, count, plan.threads, [&](std::int64_t i, int worker) {
     const Item& item = items[i];
     Task task;
     Scratch s = lay_out_scratch(p, scratch + worker * padded(scratch_floats(p)));
     describe_rows(plan, tensors, item, queries, s.queries, task);
     run_tiles(plan, task, s);
-    if (item.partial < 0) {
-      store_rows(task, s.packed);
-    } else {
-      const OnlineState part = partial_state(p, partials, item.partial);
-      std::copy_n(s.packed.o, item.count * padded(p.head_dim_v), part.o);
-      std::copy_n(s.packed.m, item.count, part.m);
-      std::copy_n(s.packed.l, item.count, part.l);
+    if (item.partial < 0) return store_rows(task, s.packed);
+    const OnlineState part = partial_state(p, partials, item.partial);
+    std::copy_n(s.packed.o, item.count * padded(p.head_dim_v), part.o);
+    std::copy_n(s.packed.m, item.count, part.m);
+    std::copy_n(s.packed.l, item.count, part.l);
+    // The split that is done last merges all of them, in the order of the keys.
+    const std::int64_t first = item.partial - item.split;
+    if (done[first].fetch_add(1) + 1 < item.splits.count) return;
+    OnlineState sum = partial_state(p, partials, first);
+    for (std::int64_t n = 1; n < item.splits.count; ++n) {
+      merge_into(item.count, padded(p.head_dim_v), sum, partial_state(p, partials, first + n));
     }
-  });
-  threads::run_tasks(executor, count, plan.threads, [&](std::int64_t i, int) {
-    const Item& item = items[i];
-    if (item.partial < 0 || item.split != 0) return;
-    OnlineState sum = partial_state(p, partials, item.partial);
-    for (std::int64_t s = 1; s < item.splits.count; ++s) {
-      merge_into(item.count, padded(p.head_dim_v), sum, partial_state(p, partials, item.partial + s));
-    }
-    Task task;
-    float shift[kSplitRows];
-    describe_rows(plan, tensors, item, queries, {nullptr, nullptr, shift}, task);
     store_rows(task, sum);
   });
   return {};

@@ -70,18 +70,16 @@ void prepare_rows(const AttentionProblem& problem, const AttentionTensors& tenso
   const std::int64_t d = problem.head_dim;
   const std::int64_t group = problem.q_heads / problem.kv_heads;
   constexpr std::int64_t kAhead = 8;
-  float only[formats::kMaxHeadDim];
   const auto head = [&](std::int64_t r) { return g * group + (row0 + r) % group; };
   const auto offset = [&](std::int64_t r) { return row_offset(tensors.q, tensors, b, (row0 + r) / group, head(r)); };
   for (std::int64_t r = 0; r < count; ++r) {
     if (r + kAhead < count) ask_for(tensors.q, offset(r + kAhead), d);
     const std::int64_t h = head(r);
     const Means mean = means_of(problem, tensors, b, g, h);
-    float* x = block.packed == nullptr ? only : block.packed + r * d;
+    float* x = block.packed + r * d;
     load_row(tensors.q.data, tensors.q.dtype, offset(r), tensors.q.stride[3], d, x);
     const double dot = mean.k == nullptr ? 0.0 : row_dot(x, mean.k, d);
     block.shift[r] = static_cast<float>(static_cast<double>(softmax_scale(problem)) * dot);
-    if (block.packed == nullptr) continue;
     const bool rotate = problem.recipe.rotate != Rotate::none;
     if (block.wide != nullptr) {
       float* wide = block.wide + r * d;

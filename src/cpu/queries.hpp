@@ -29,7 +29,7 @@ struct Queries {
 struct QueryBlock {
   float *packed = nullptr, *wide = nullptr, *shift = nullptr;
 };
-/// Fills rows [row0, row0 + count) of (sequence b, KV head g). block.packed may be null: then only shift is filled.
+/// Fills rows [row0, row0 + count) of (sequence b, KV head g).
 void prepare_rows(const AttentionProblem& problem, const AttentionTensors& tensors, std::int64_t b, std::int64_t g,
                   std::int64_t row0, std::int64_t count, const QueryBlock& block);
 

@@ -21,10 +21,6 @@ namespace {
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
-KeyRange clip(std::int64_t begin, std::int64_t end, std::int64_t first) {
-  return {std::max<std::int64_t>(begin - first, 0), std::min(end - first, kKeyTile)};
-}
-
 /// x[j] += dS of the keys in `c`, for the row's query head.
 void add_rank_one(const Task& task, const Row& row, std::int64_t first, KeyRange c, float* x) {
   const CacheView& cache = task.tensors->cache;
@@ -133,14 +129,6 @@ std::int64_t block_floats(const AttentionProblem& problem) {
 }
 
 }  // namespace
-
-Visible visible(const Row& row, std::int64_t first, Source source) {
-  const KeyRange& k = row.keys;
-  const KeyRange& p = row.packed;
-  if (source == Source::pages) return {{clip(std::max(k.begin, p.begin), std::min(k.end, p.end), first), {0, 0}}};
-  const std::int64_t behind = std::max(p.begin, p.end);
-  return {{clip(k.begin, std::min(k.end, p.begin), first), clip(std::max(k.begin, behind), k.end, first)}};
-}
 
 std::int64_t scratch_floats(const AttentionProblem& problem) {
   const std::int64_t dv = padded(problem.head_dim_v);

@@ -1,6 +1,7 @@
 // One key tile: expanded K (transposed) and V, scores, and the online-softmax step.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cpu/queries.hpp"
@@ -82,8 +83,16 @@ void reset(const AttentionProblem& problem, std::int64_t rows, OnlineState& stat
 
 /// Keys read from the pages, or those kept in bf16.
 enum class Source : std::uint8_t { pages, bf16 };
-/// What a row sees of tile [first, first + kKeyTile).
-[[nodiscard]] Visible visible(const Row& row, std::int64_t first, Source source);
+/// What a row sees of tile [first, first + kKeyTile). Inline, because a tile asks for every row.
+[[nodiscard]] inline Visible visible(const Row& row, std::int64_t first, Source source) {
+  const auto clip = [first](std::int64_t begin, std::int64_t end) {
+    return KeyRange{std::max<std::int64_t>(begin - first, 0), std::min(end - first, kKeyTile)};
+  };
+  const KeyRange &k = row.keys, &p = row.packed;
+  if (source == Source::pages) return {{clip(std::max(k.begin, p.begin), std::min(k.end, p.end)), {0, 0}}};
+  const std::int64_t behind = std::max(p.begin, p.end);
+  return {{clip(k.begin, std::min(k.end, p.begin)), clip(std::max(k.begin, behind), k.end)}};
+}
 /// Adds the keys of the tile that are read from `source`.
 void add_tile(const Task& task, std::int64_t first, Source source, Scratch& scratch);
 

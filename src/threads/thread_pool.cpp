@@ -82,27 +82,36 @@ void ThreadPool::run_tasks_of_round(int worker) {
   for (std::int64_t i = next_.fetch_add(1); i < tasks_; i = next_.fetch_add(1)) body_(argument_, i, worker);
 }
 
+bool ThreadPool::join(std::uint64_t ticket, int worker) {
+  const std::uint64_t round = ticket / kRound;
+  while (ticket / kRound == round && (ticket & kOpen) != 0 && worker < static_cast<int>(ticket % kRound / kThreads)) {
+    if (ticket_.compare_exchange_weak(ticket, ticket + 1)) return true;
+  }
+  return false;
+}
+
 void ThreadPool::work(int worker) {
   std::uint64_t seen = 0;
-  const auto called = [&] { return ticket_.load(std::memory_order_acquire) != seen; };
+  const auto called = [&] { return ticket_.load(std::memory_order_acquire) / kRound != seen; };
   while (true) {
     if (!spin_until(worker + 1, called)) {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] { return stop_ || called(); });
       if (stop_) return;
     }
-    seen = ticket_.load(std::memory_order_acquire);
-    if (worker >= static_cast<int>(seen % kTicketStep)) continue;
+    const std::uint64_t ticket = ticket_.load();
+    seen = ticket / kRound;
+    if (!join(ticket, worker)) continue;
     run_tasks_of_round(worker);
-    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      const std::lock_guard lock(mutex_);
-      done_.notify_one();
-    }
+    finished_.fetch_add(1);
+    if ((ticket_.load() & kOpen) != 0) continue;  // the caller has work of its own and looks when it is done
+    const std::lock_guard lock(mutex_);
+    done_.notify_one();
   }
 }
 
 void ThreadPool::parallel_for(std::int64_t tasks, int threads, Body body, void* argument) {
-  threads = static_cast<int>(std::min<std::int64_t>({std::max(threads, 1), tasks, kTicketStep - 1}));
+  threads = static_cast<int>(std::min<std::int64_t>({std::max(threads, 1), tasks, kJoined}));
   const std::unique_lock owner(owner_, std::try_to_lock);
   const bool forked = owner.owns_lock() && !threads_.empty() && pid_ != static_cast<int>(getpid());
   if (threads <= 1 || !owner.owns_lock() || forked) {
@@ -114,15 +123,16 @@ void ThreadPool::parallel_for(std::int64_t tasks, int threads, Body body, void* 
   argument_ = argument;
   tasks_ = tasks;
   next_.store(0);
-  running_.store(threads - 1);
+  finished_.store(0);
   {
     const std::lock_guard lock(mutex_);
-    const std::uint64_t round = ticket_.load() / kTicketStep + 1;
-    ticket_.store(round * kTicketStep + static_cast<std::uint64_t>(threads), std::memory_order_release);
+    const std::uint64_t round = ticket_.load() / kRound + 1;
+    ticket_.store(round * kRound + static_cast<std::uint64_t>(threads) * kThreads + kOpen);
   }
   wake_.notify_all();
   run_tasks_of_round(0);
-  const auto finished = [&] { return running_.load(std::memory_order_acquire) == 0; };
+  const std::uint64_t joined = ticket_.fetch_and(~kOpen) & kJoined;
+  const auto finished = [&] { return finished_.load() == joined; };
   if (spin_until(threads, finished)) return;
   std::unique_lock lock(mutex_);
   done_.wait(lock, finished);

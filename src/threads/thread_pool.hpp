@@ -34,6 +34,8 @@ class ThreadPool {
   /// Threads that there are then, the caller included: at most `threads`.
   [[nodiscard]] int start(int threads);
   void run_tasks_of_round(int worker);
+  /// Takes part in the round of `ticket`, unless it is over or has workers enough. Returns whether it did.
+  bool join(std::uint64_t ticket, int worker);
 
   std::mutex owner_;  // held by the one call that uses the workers
   std::mutex mutex_;
@@ -43,11 +45,11 @@ class ThreadPool {
   void* argument_ = nullptr;
   std::atomic<std::int64_t> next_{0};
   std::int64_t tasks_ = 0;
-  // The round times kTicketStep plus its number of threads, in one word: a worker that is late never takes the thread
-  // count of one round for another's.
-  static constexpr std::uint64_t kTicketStep = 1U << 16;
+  // The round, its number of threads, whether workers may still join it, and how many did, in one word: a worker that
+  // is late neither takes part in a round that is over nor keeps its caller waiting.
+  static constexpr std::uint64_t kJoined = (1U << 15) - 1, kOpen = 1U << 15, kThreads = 1U << 16, kRound = 1ULL << 32;
   std::atomic<std::uint64_t> ticket_{0};
-  std::atomic<int> running_{0};  // workers that have not finished this round
+  std::atomic<std::uint64_t> finished_{0};  // workers that joined this round and are done
   bool stop_ = false;
   int pid_ = 0;
 };

@@ -29,6 +29,18 @@ TEST(ThreadPool, EveryTaskRunsOnceForAnyThreadCount) {
   }
 }
 
+TEST(ThreadPool, LateWorkersTakeNoPartInARoundThatIsOver) {
+  ThreadPool pool;
+  for (std::int64_t round = 0; round < 20000; ++round) {
+    // Few short tasks: the caller is often done before a worker wakes up. `hits` is gone by then.
+    const std::int64_t tasks = 2 + round % 3;
+    std::vector<std::atomic<int>> hits(static_cast<std::size_t>(tasks));
+    run_tasks(over(pool), tasks, 2 + static_cast<int>(round % 4),
+              [&](std::int64_t i, int) { hits.at(i).fetch_add(1); });
+    for (const auto& h : hits) ASSERT_EQ(h.load(), 1) << round;
+  }
+}
+
 TEST(ThreadPool, ConcurrentCallersDoNotWaitForEachOther) {
   ThreadPool pool;
   std::atomic<std::int64_t> sum{0};
