@@ -75,38 +75,42 @@ bool add_minima(const Task& task, const PageRun& run, Scratch& s) {
   return finite;
 }
 
-/// Rows of V of a run of keys, with their factors and minima in s.
-WordRows value_rows(const Task& task, const PageRun& run, float* factors, Scratch& s) {
+/// Rows of K or V of a run of keys, with their factors and minima in s.
+WordRows run_rows(const Task& task, const PageRun& run, bool is_k, float* factors, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
-  const ConstPageBytes page = cache.v.page(run.page, task.kv_head);
-  read_factor_columns(cache.v_format, cache.head_dim_v, run.slot, run.count, page, cache.v.global_scale(task.kv_head),
-                      factors, s.minima, s.v);
-  return rows_at(s.rows_v, page, run.slot, factors);
+  const OperandPages& pages = is_k ? cache.k : cache.v;
+  const ConstPageBytes page = pages.page(run.page, task.kv_head);
+  read_factor_columns(is_k ? cache.k_format : cache.v_format, is_k ? cache.head_dim : cache.head_dim_v, run.slot,
+                      run.count, page, pages.global_scale(task.kv_head), factors, s.minima, s.v);
+  return rows_at(is_k ? s.rows_k : s.rows_v, page, run.slot, factors);
 }
 
-/// The same of keys [first + c.begin, first + c.end) as one run of kKeyTile rows, of which those past the range weigh
-/// nothing: sums of bytes take whole tiles.
-WordRows gather_rows(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
-  const std::int64_t dv = task.tensors->cache.head_dim_v;
-  auto* codes = reinterpret_cast<std::byte*>(s.v + kKeyTile / 2 * padded(dv));  // behind what value_rows() needs of it
+/// The same of keys [first + c.begin, first + c.end) as one run of kKeyTile rows of 4-bit codes; factors of rows past
+/// the range are 0. For operations that take many keys at once.
+WordRows gather_rows(const Task& task, std::int64_t first, KeyRange c, bool is_k, Scratch& s) {
+  const CacheView& cache = task.tensors->cache;
+  // K leaves s.k free. Of V, codes stand in s.v behind what run_rows() needs of it.
+  auto* codes = reinterpret_cast<std::byte*>(is_k ? s.k : s.v + kKeyTile / 2 * padded(cache.head_dim_v));
+  float* factors = is_k ? s.k + kKeyTile / 4 * cache.head_dim : s.weights;
   float minima[kKeyTile] = {};
-  WordRows all;
-  std::fill_n(s.factors, kKeyTile * dv / 16, 0.0F);
+  WordRows all = is_k ? s.rows_k : s.rows_v;
+  const std::int64_t bytes = all.words * 4, blocks = all.words / all.block_words;
+  std::fill_n(s.factors, blocks * kKeyTile, 0.0F);
   for_page_runs(task, first, c, [&](const PageRun& run) {
-    const WordRows rows = value_rows(task, run, s.weights, s);
-    const std::int64_t bytes = rows.words * 4;
+    WordRows rows = run_rows(task, run, is_k, factors, s);
+    if (!is_k) fetch_next(task, run, s, rows);
     for (std::int64_t j = 0; j < run.count; ++j) {
+      for (const int i : {0, 1}) __builtin_prefetch(rows.next[i] + j * rows.next_stride[i]);
       std::memcpy(codes + (run.column + j) * bytes, rows.codes + j * rows.row_stride, static_cast<std::size_t>(bytes));
     }
-    for (std::int64_t b = 0; b < rows.words / rows.block_words; ++b) {
-      std::copy_n(s.weights + b * kKeyTile, run.count, s.factors + b * kKeyTile + run.column);
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      std::copy_n(factors + b * kKeyTile, run.count, s.factors + b * kKeyTile + run.column);
     }
     std::copy_n(s.minima, run.count, minima + run.column);
-    all = rows;
   });
   std::copy_n(minima, kKeyTile, s.minima);
   all.codes = codes;
-  all.row_stride = all.words * 4;
+  all.row_stride = bytes;
   all.factors = s.factors;
   return all;
 }
@@ -158,20 +162,20 @@ void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, f
 }
 
 void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
-  const CacheView& cache = task.tensors->cache;
-  const std::int64_t d = cache.head_dim;
-  const WordFormat& w = s.format_k;
-  for_page_runs(task, first, c, [&](const PageRun& run) {
-    const ConstPageBytes page = cache.k.page(run.page, task.kv_head);
-    // A factor that is NaN makes NaN scores of its own key only; selection by mask comes later.
-    read_factor_columns(cache.k_format, d, run.slot, run.count, page, cache.k.global_scale(task.kv_head), s.factors,
-                        s.minima, s.v);
-    score_keys(rows_at(s.rows_k, page, run.slot, s.factors), run.count, task.count, s.packed_q, s.s + run.column);
-    for (std::int64_t r = 0; w.has_minimum && r < task.count; ++r) {
+  const std::int64_t d = task.tensors->cache.head_dim;
+  // A factor that is NaN makes NaN scores of its own key only; selection by mask comes later.
+  const auto score = [&](const WordRows& rows, const PageRun& run) {
+    score_keys(rows, run.count, task.count, s.packed_q, s.s + run.column);
+    for (std::int64_t r = 0; s.format_k.has_minimum && r < task.count; ++r) {
       const float sum = std::accumulate(task.q_packed + r * d, task.q_packed + (r + 1) * d, 0.0F);
       for (std::int64_t j = 0; j < run.count; ++j) s.s[r * kKeyTile + run.column + j] += s.minima[j] * sum;
     }
-  });
+  };
+  constexpr std::int64_t kTogether = 32;  // keys that score_keys() takes at once
+  if (s.format_k.code == WordCode::table16 && task.tensors->cache.page_size % kTogether != 0) {
+    return score(gather_rows(task, first, c, true, s), {0, 0, c.end, 0});
+  }
+  for_page_runs(task, first, c, [&](const PageRun& run) { score(run_rows(task, run, true, s.factors, s), run); });
 }
 
 bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
@@ -185,10 +189,10 @@ bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch&
     from = s.spare_o;
   };
   if (s.bytes_v && (c.end - c.begin < kKeyTile || cache.page_size % kKeyTile != 0)) {
-    add(gather_rows(task, first, c, s), {0, 0, kKeyTile, 0});
+    add(gather_rows(task, first, c, false, s), {0, 0, kKeyTile, 0});
   } else {
     for_page_runs(task, first, c, [&](const PageRun& run) {
-      WordRows rows = value_rows(task, run, s.factors, s);
+      WordRows rows = run_rows(task, run, false, s.factors, s);
       fetch_next(task, run, s, rows);
       add(rows, run);
     });

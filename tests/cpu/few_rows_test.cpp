@@ -57,5 +57,36 @@ TEST(FewRows, BrokenValuesReachOnlyTheRowsThatSeeThem) {
   }
 }
 
+TEST(FewRows, ConstantValuesComeBackOverManyKeys) {
+  for (const std::int64_t keys : {63, 64, 5000}) {
+    for (const char* text : {"mxfp4", "nvfp4", "int4", "nvfp4,denominator=same_codes"}) {
+      for (const std::int64_t page : {16, 48, 64}) {
+        Case c(gaussian({1, 1, 4, 64}, 1), gaussian({1, keys, 1, 64}, 2), Tensor({1, keys, 1, 64}, 6.0F),
+               {text, page, {}});
+        c.run(attend_cpu);
+        for (const double x : c.out) ASSERT_NEAR(x, 6.0, 6e-3) << text << " " << keys << " keys, pages of " << page;
+      }
+    }
+  }
+}
+
+TEST(FewRows, OutliersAgreeWithTheReference) {
+  for (const char* text : {"mxfp4,centre=none", "nvfp4,centre=none", "int4,centre=none"}) {
+    for (const std::int64_t page : {16, 64}) {
+      Tensor q = gaussian({1, 2, 4, 128}, 1), k = gaussian({1, 700, 1, 128}, 2), v = gaussian({1, 700, 1, 128}, 3);
+      for (std::int64_t j = 0; j < 700; ++j) {
+        k.at(0, j, 0, 7) += 300.0F;                         // a constant that every score shares
+        v.at(0, j, 0, 40) *= j % 50 == 0 ? 1000.0F : 1.0F;  // heavy tails
+      }
+      for (std::int64_t h = 0; h < 4; ++h) q.at(0, 0, h, 30) = 100.0F;
+      Case c(q, k, v, {text, page, {}});
+      c.run(reference_fn(reference::Precision::f64));
+      const std::vector<double> want = c.out;
+      c.run(attend_cpu);
+      EXPECT_LE(relative_l2(c.out, want), 2e-3) << text << " pages of " << page;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace mpfa::test
