@@ -44,7 +44,15 @@ class DeviceCall {
     v.page_table = memory_.copy(v.page_table, batch * static_cast<std::size_t>(v.page_table_stride));
     v.lengths = memory_.copy(v.lengths, batch);
     std::vector<SequenceView> sequences(v.sequences, v.sequences + batch);
-    for (SequenceView& s : sequences) {
+    for (std::size_t b = 0; b < batch; ++b) {
+      SequenceView& s = sequences[b];
+      const std::int64_t wide = c.tensors.cache.lengths[b] - s.wide_begin;
+      for (auto [x, tokens, d] : {std::tuple{&s.sink_k, s.sink, problem_.head_dim},
+                                  {&s.sink_v, s.sink, problem_.head_dim_v},
+                                  {&s.wide_k, wide, problem_.head_dim},
+                                  {&s.wide_v, wide, problem_.head_dim_v}}) {
+        if (*x != nullptr) *x = memory_.copy(*x, static_cast<std::size_t>(tokens * problem_.kv_heads * d));
+      }
       if (s.k_mean != nullptr) s.k_mean = memory_.copy(s.k_mean, problem_.kv_heads * problem_.head_dim);
       if (s.q_mean != nullptr) s.q_mean = memory_.copy(s.q_mean, problem_.q_heads * problem_.head_dim);
       if (s.v_mean != nullptr) s.v_mean = memory_.copy(s.v_mean, problem_.kv_heads * problem_.head_dim_v);
@@ -157,6 +165,44 @@ INSTANTIATE_TEST_SUITE_P(, Recipes,
                                          "mpfa_static,centre=mean,q_centre=mean",
                                          "mpfa,q_centre=none,rank_one=off,p=bf16", "fp8", "fp8,p=bf16",
                                          "fp8,denominator=same_codes", "int8"),
+                         [](const auto& p) {
+                           std::string name;
+                           for (const char ch : std::string(p.param)) name += std::isalnum(ch) != 0 ? ch : '_';
+                           return name;
+                         });
+
+class WideTokens : public testing::TestWithParam<const char*> {};
+
+TEST_P(WideTokens, DecodeAsTheReference) {
+  for (const std::int64_t d : {64, 128, 256}) {
+    const Tensor k = with_sink_token(heavy_tail({5, 300, 2, d}, 1), 2.0F);
+    Case c(gaussian({5, 1, 8, d}, 2), k, gaussian({5, 300, 2, d}, 3), {GetParam(), 64, {300, 0, 3, 65, 192}});
+    expect_matches(c);
+  }
+}
+
+TEST_P(WideTokens, EveryRowHasItsOwnLimit) {
+  for (const std::int64_t window : {std::int64_t{-1}, std::int64_t{20}, std::int64_t{90}}) {
+    Case c(gaussian({3, 9, 4, 128}, 4), with_bias(gaussian({3, 700, 2, 128}, 5), 3, 9.0F),
+           gaussian({3, 700, 2, 128}, 6), {GetParam(), 16, {700, 70, 5}});
+    c.problem.causal = true;
+    c.problem.window_left = window;
+    expect_matches(c);
+    c.problem.softcap = 20.0F;
+    expect_matches(c);
+  }
+}
+
+TEST_P(WideTokens, LongSequencesInManyPieces) {
+  Case c(gaussian({1, 2, 8, 128}, 7), gaussian({1, 9000, 2, 128}, 8), gaussian({1, 9000, 2, 128}, 9),
+         {GetParam(), 64, {}});
+  c.problem.causal = true;
+  expect_matches(c);
+}
+
+INSTANTIATE_TEST_SUITE_P(, WideTokens,
+                         testing::Values("mxfp4,sink=16", "mxfp4,recent=32", "nvfp4,recent=page",
+                                         "mxfp4,sink=4,recent=33,centre=mean,v_mean=mean"),
                          [](const auto& p) {
                            std::string name;
                            for (const char ch : std::string(p.param)) name += std::isalnum(ch) != 0 ? ch : '_';

@@ -82,6 +82,42 @@ __device__ __forceinline__ void multiply_add_bf16(float (&c)[4], std::uint32_t a
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/// Adds 1 and gives the value before; orders what the block wrote before a barrier for who sees the sum.
+__device__ __forceinline__ std::int32_t count_arrival(std::int32_t* counter) {
+  std::int32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
+/// Barrier of all threads of a cluster in two halves. The first form orders nothing.
+__device__ __forceinline__ void arrive_cluster_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+__device__ __forceinline__ void arrive_cluster() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+__device__ __forceinline__ void wait_cluster() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+/// What a shared address of this block is in block `rank` of the cluster.
+__device__ __forceinline__ std::uint32_t remote_address(std::uint32_t address, std::uint32_t rank) {
+  std::uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+__device__ __forceinline__ void store_remote(std::uint32_t to, float4 v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_remote(std::uint32_t to, float2 v) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v.x), "f"(v.y) : "memory");
+}
+
+/// Asks for a line of 128 bytes of the second-level cache; any address will do.
+__device__ __forceinline__ void prefetch(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -97,7 +97,11 @@ void check_recipe_fields(const AttentionProblem& p, Reasons& reasons) {
       "with q=nvfp4",
       format_name(r.q));
   reasons.add_if(r.rotate != Rotate::none, "the recipe rotates; use rotate=none");
-  reasons.add_if(keeps_wide_tokens(r), "the recipe keeps tokens in 16 bits; use sink=0,recent=0,phase_switch=off");
+  reasons.add_if(keeps_wide_tokens(r) && (!is_wide(r.q.element) || r.p != PMode::bf16),
+                 "the recipe keeps tokens in 16 bits and rounds Q or P to {}; use q=bf16,p=bf16, or sink=0,recent=0",
+                 is_wide(r.q.element) ? "e4m3" : format_name(r.q));
+  reasons.add_if(r.phase_switch, "the recipe has a 16-bit phase; use phase_switch=off");
+  reasons.add_if(r.v_mean == VMean::page, "V is centred by page; use v_mean=mean, v_mean=static or v_mean=none");
   reasons.add_if(r.v_residual, "V has an affine residual; use v_residual=off");
   reasons.add_if(r.logit_cap > 0.0F, "logit_cap is set; use logit_cap=0");
 }
@@ -250,6 +254,9 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
   d.softcap = p.softcap;
   d.page_div = make_divisor(static_cast<std::uint32_t>(d.page_size));
   d.group_div = make_divisor(static_cast<std::uint32_t>(d.group));
+  d.wide = keeps_wide_tokens(p.recipe) && t.cache.sequences != nullptr ? 1 : 0;
+  d.recent = static_cast<std::int32_t>(std::min(recent_tokens(p), kMaxInt / 2));
+  d.commit_div = make_divisor(static_cast<std::uint32_t>(commit_unit(p.recipe, p.page_size)));
   d.plain = p.page_size % kTileKeys == 0 && p.softcap == 0.0F && rows_side_by_side(d.k, p.recipe.k, p.head_dim) &&
             rows_side_by_side(d.v, p.recipe.v, p.head_dim);
   const cudaError_t e = launch_decode(shape, plan_decode(shape, plan.multiprocessors), d, workspace.data,

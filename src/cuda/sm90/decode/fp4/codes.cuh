@@ -135,6 +135,16 @@ __device__ __forceinline__ int value_channel(int quad, int i) {
   return kBits == 8 ? c * 32 + i / 2 * 16 + g * 2 + i % 2 : c * 32 + i * 8 + g;
 }
 
+/// Quad and element of a channel: the inverse.
+template <Operand kOperand>
+__device__ __forceinline__ int2 channel_place(int channel) {
+  constexpr int kBits = kOperandInfo<kOperand>.bits;
+  if constexpr (kBits == 4) return make_int2(channel / 4, channel % 4);
+  const int quads = channel / 32 * 8, rest = channel % 32;
+  return kBits == 8 ? make_int2(quads + rest % 16 / 2, rest / 16 * 2 + rest % 2)
+                    : make_int2(quads + rest % 8, rest / 8);
+}
+
 /// 2^(byte - 127) of byte `i` of a word of e8m0 codes; 0 for byte 0, Inf for byte 255 (NaN).
 __device__ __forceinline__ float e8m0_scale(std::uint32_t word, int i) {
   const std::uint32_t bits = i == 3 ? word >> 1 : word << (23 - 8 * i);

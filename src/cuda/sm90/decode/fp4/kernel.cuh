@@ -6,8 +6,9 @@
 // finishes last.
 #pragma once
 
-#include "cuda/sm90/decode/fp4/merge.cuh"
+#include "cuda/sm90/decode/fp4/finish.cuh"
 #include "cuda/sm90/decode/fp4/products.cuh"
+#include "cuda/sm90/decode/fp4/query.cuh"
 #include "cuda/sm90/decode/fp4/rank_one.cuh"
 #include "cuda/sm90/decode/fp4/scales.cuh"
 #include "cuda/sm90/decode/fp4/schedule.cuh"
@@ -23,16 +24,15 @@ class Walk {
  public:
   __device__ __forceinline__ explicit Walk(const DecodeParams& p) : p_(&p), pages_(p) {}
 
-  /// Starts the first copies of a piece.
+  /// Starts the copies of the first tile of a piece.
   __device__ __forceinline__ void start(const Work& work, std::uint32_t memory) {
-    pages_.enter(work.piece.b, work.piece.head, work.sequence.length);
+    pages_.enter(work.piece.b, work.piece.head, work.sequence.end);
     bad_page_ = false;
     const int warp = threadIdx.x / 32;
     const Sequence& s = work.sequence;
     base_ = s.begin / kTileKeys + work.piece.first_tile + warp;
     // Tiles that pad an output to a multiple of a fixed split do not exist.
-    const std::int32_t tiles =
-        work.more != 0 && s.end > s.begin ? min(work.piece.tiles, s.tiles - work.piece.first_tile) : 0;
+    const std::int32_t tiles = s.end > s.begin ? min(work.piece.tiles, s.tiles - work.piece.first_tile) : 0;
     count_ = (tiles - warp + Config::kWarps - 1) / Config::kWarps;
     Place first{};
     if (count_ > 0) first = pages_.locate(first_key(0));
@@ -43,11 +43,6 @@ class Walk {
       pages_.copy_codes(memory, first);
       pages_.load_scales(first, k_row_, v_row_);
       if constexpr (Config::kRankOne) first_ = first;
-    }
-    ptx::commit_copies();
-    if (count_ > 1) {
-      next_ = checked(next_);
-      pages_.copy_codes(memory + Config::kStageBytes, next_);
     }
     ptx::commit_copies();
   }
@@ -78,6 +73,11 @@ class Walk {
       terms_.enter(*p_, work.piece, factors);
       if (count_ > 0) terms_.load(*p_, first_);
     }
+    if (count_ > 1) {
+      next_ = checked(next_);
+      pages_.copy_codes(memory + Config::kStageBytes, next_);
+    }
+    ptx::commit_copies();
     for (std::int32_t i = 0; i < count_; ++i) {
       const std::int32_t tile = base_ + i * Config::kWarps;
       const bool masked = tile < full_begin || tile >= full_end;
@@ -155,6 +155,15 @@ class Walk {
   bool bad_page_ = false;
 };
 
+/// Fetches the page ids of a sequence, at most 1024, to the second-level cache while its length is still being read.
+__device__ __forceinline__ void prefetch_pages(const DecodeParams& p) {
+  // The first warp has more urgent things to do.
+  const auto entry = static_cast<std::int32_t>(threadIdx.x % 32 * 32);
+  if (static_cast<std::int32_t>(blockIdx.x) >= p.batch || threadIdx.x / 32 != 1) return;
+  if (static_cast<std::int64_t>(entry) * p.page_size >= p.max_kv) return;
+  ptx::prefetch(p.page_table + blockIdx.x * p.page_table_stride + entry);
+}
+
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) decode(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
@@ -162,29 +171,30 @@ __global__ void __launch_bounds__(Config::kThreads, 1) decode(const __grid_const
   const std::uint32_t memory = ptx::shared_address(shared) + (threadIdx.x / 32) * Config::kWarpBytes;
   State<Config> state;
   Walk<Config> walk(p);
-  std::int32_t taken = -1;  // short chunk that thread 0 took for the block; at the start it has its own
-  for (int slot = 0;; slot ^= 1) {
-    choose_work(p, exchange, slot, taken);
+  prefetch_pages(p);
+  for (int round = 0;; ++round) {
+    const int slot = round % 2;
+    const bool first = round == 0;
     const Work& work = exchange.work[slot];
     const Work& done = exchange.work[slot ^ 1];
+    const bool choose = first || done.last == 0;
+    if (choose) choose_work(p, exchange, slot, first);
+    const bool more = choose && work.more != 0;
     const bool bad_page = walk.bad_page();
-    const int row_tile = threadIdx.x / 32;
     RawQuery<Config> query{};
-    if (row_tile < Config::kRowTiles && work.more != 0) query = load_query<Config>(p, work, row_tile);
-    walk.start(work, memory);
-    if (taken < 0) {
-      cudaGridDependencySynchronize();  // counters are zero from here on
-    } else {
-      finish_piece<Config>(p, done.sequence, done.piece, exchange, state, bad_page);
+    if (more) {
+      query = load_query<Config>(p, work);
+      walk.start(work, memory);
     }
-    if (work.more == 0) break;
-    if (row_tile < Config::kRowTiles) {
-      store_query<Config>(p, work, row_tile, query, exchange.queries, exchange.factors);
-    }
+    if (!first) finish_piece<Config>(p, done.sequence, done.piece, exchange, state, bad_page);
+    if (!more) break;
+    put_query_maxima<Config>(p, work, query, exchange.query_maxima());
+    if (p.wide != 0) prefetch_wide<Config>(p, work.sequence, work.piece);
     load_shifts<Config>(p, work.sequence, work.piece, exchange);
-    taken = 0;
-    if (threadIdx.x == 0 && work.ends_chunk != 0) taken = atomicAdd(p.counters, 1);
+    if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.counters, 1);
     clear_state<Config>(state);
+    __syncthreads();
+    store_query<Config>(p, work.piece.head, query, exchange.query_maxima(), exchange.queries, exchange.factors);
     __syncthreads();
     walk.run(exchange, work, memory, state);
   }

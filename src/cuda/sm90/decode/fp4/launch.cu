@@ -27,11 +27,6 @@ DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_
   return kernel_for<256>(operands, row_tiles, plain, kAll);
 }
 
-__global__ void clear_counters(std::int32_t* counters, std::int32_t n) {
-  cudaTriggerProgrammaticLaunchCompletion();
-  for (std::int32_t i = threadIdx.x; i < n; i += blockDim.x) counters[i] = 0;
-}
-
 constexpr std::size_t align(std::size_t n) {
   return (n + 255) / 256 * 256;
 }
@@ -67,7 +62,7 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   const std::int64_t lines = static_cast<std::int64_t>(shape.batch) * shape.kv_heads * l.row_blocks;
   const std::int64_t tiles = std::max<std::int64_t>((shape.max_kv + kTileKeys - 1) / kTileKeys + 1, 1);
   // A row's keys lie in at most ceil(tiles / chunk) + 1 chunks.
-  l.least_chunk = static_cast<std::int32_t>((tiles + kMaxSplits - 2) / (kMaxSplits - 1));
+  l.least_chunk = static_cast<std::int32_t>(std::max<std::int64_t>((tiles + kMaxSplits - 2) / (kMaxSplits - 1), 1));
   l.fixed_split = std::max(shape.fixed_split_keys / kTileKeys, shape.fixed_split_keys > 0 ? l.least_chunk : 0);
 
   l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
@@ -86,6 +81,13 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.row_blocks = launch.row_blocks;
   params.fixed_split = launch.fixed_split;
   params.least_chunk = launch.least_chunk;
+  params.head_div = make_divisor(static_cast<std::uint32_t>(params.kv_heads));
+  const std::int32_t lines = params.kv_heads * launch.row_blocks;
+  params.line_div = make_divisor(static_cast<std::uint32_t>(lines));
+  params.block_div = make_divisor(static_cast<std::uint32_t>(launch.blocks));
+  params.splits = launch.blocks / (params.batch * lines);
+  params.pairs = params.splits == 2 && params.fixed_split == 0 && launch.blocks % 2 == 0 ? 1 : 0;
+  params.split_div = make_divisor(static_cast<std::uint32_t>(params.splits));
   params.counters = reinterpret_cast<std::int32_t*>(memory + launch.counters);
   params.partial_state = reinterpret_cast<float2*>(memory + launch.states);
   params.partial_out = reinterpret_cast<float*>(memory + launch.outs);
@@ -95,20 +97,18 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
       e != cudaSuccess) {
     return e;
   }
-  const auto counters = static_cast<std::int32_t>((launch.states - launch.counters) / sizeof(std::int32_t));
-  clear_counters<<<1, 256, 0, stream>>>(params.counters, counters);
-  if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
-  // The kernel starts while the counters are being cleared and waits for that before it counts.
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  const cudaError_t e = cudaMemsetAsync(params.counters, 0, launch.states - launch.counters, stream);
+  if (e != cudaSuccess) return e;
+  cudaLaunchAttribute pairs{};
+  pairs.id = cudaLaunchAttributeClusterDimension;
+  pairs.val.clusterDim = {2, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(launch.blocks);
   config.blockDim = dim3(kernel.threads);
   config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
   config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.attrs = &pairs;
+  config.numAttrs = params.pairs != 0 ? 1 : 0;
   void* arguments[] = {&params};
   return cudaLaunchKernelExC(&config, kernel.function, arguments);
 }

@@ -32,7 +32,7 @@ struct DecodeParams {
   const std::int64_t* lengths;       // [batch]
   const std::int32_t* page_table;    // [batch, page_table_stride]
   std::int64_t page_table_stride;
-  const SequenceView* sequences;  // [batch], null: no means
+  const SequenceView* sequences;  // [batch], null: no means, all packed
   const float* sinks;             // [q_heads] or null
   DecodePages k, v;
   // dS of centred queries [num_pages, kv_heads, page_size, group], bf16 or (wide) f32, or null; strides in elements.
@@ -49,11 +49,18 @@ struct DecodeParams {
   std::int32_t centre_q;   // by the q_mean of the sequence, before rounding
   float p_scale, p_unit;   // p_scale > 0: P times it is rounded to e4m3. p_unit: its inverse, or 1
   std::int32_t sum_codes;  // the denominator is the sum of the rounded P
-  std::int32_t plain;      // see DecodeConfig::kPlain
-  float scale;             // softmax scale
+  std::int32_t wide;       // 1: sequences keep tokens in bf16; the newest `recent` ones and those of an unfinished unit
+  std::int32_t recent;
+  std::int32_t plain;  // see DecodeConfig::kPlain
+  float scale;         // softmax scale
   float softcap;
-  Divisor page_div, group_div;  // of page_size and group
+  Divisor page_div, group_div;   // of page_size and group
+  Divisor commit_div;            // of the tokens that are packed together
+  Divisor head_div, line_div;    // of kv_heads and kv_heads * row_blocks
+  Divisor block_div, split_div;  // of the grid and splits
 
+  std::int32_t splits;       // blocks of every output if all are equally long; 0: more outputs than blocks
+  std::int32_t pairs;        // 1: two splits of an output are a cluster
   std::int32_t fixed_split;  // tiles of a split; 0: chosen from the lengths, so that every block is busy
   std::int32_t least_chunk;  // tiles: no row has more than kMaxSplits partial results
   std::int32_t* counters;    // [1 + batch * kv_heads * row_blocks], zero at the start

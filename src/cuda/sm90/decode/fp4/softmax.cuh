@@ -52,119 +52,6 @@ __device__ __forceinline__ float mean_logit(const DecodeParams& p, const Sequenc
   return sum * p.scale;
 }
 
-/// The thread's channels of a query row, 8 of every chunk of 32: 8 side by side for 4-bit keys, twice 4 for 8-bit keys
-/// and four times 2 for 16-bit keys, as a thread has them of a row of K.
-template <class Config>
-struct RawQuery {
-  std::uint32_t q[Config::kChunks][4];
-};
-
-/// Starts the loads of row tile n of the piece's block.
-template <class Config>
-__device__ __forceinline__ RawQuery<Config> load_query(const DecodeParams& p, const Work& work, int n) {
-  constexpr int kRun = 32 / Config::kKeyInfo.bits;  // channels side by side
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const std::int32_t r = work.piece.row_block * Config::kRows + n * 8 + g;
-  const RowPlace place = place_row(p, work.piece.head, min(r, work.sequence.sq * p.group - 1));
-  const auto* from =
-      static_cast<const std::uint16_t*>(p.q) + q_offset(p, work.sequence, work.piece.b, place) + t * kRun;
-  RawQuery<Config> raw;
-#pragma unroll
-  for (int c = 0; c < Config::kChunks; ++c) {
-#pragma unroll
-    for (int i = 0; i < 8; i += kRun) {
-      load_bytes<kRun * 2>(reinterpret_cast<const std::uint8_t*>(from + c * 32 + i * 4), &raw.q[c][i / 2]);
-    }
-  }
-  return raw;
-}
-
-/// Pairs of a row become f16 in the order of K's registers; returns what these have to be multiplied by. A row that the
-/// recipe keeps in 16 bits is scaled by a power of two so that its largest element is in [2^14, 2^15): f16 then holds
-/// every bf16 and f16 element exactly down to 2^-31 of the largest.
-template <class Config>
-__device__ __forceinline__ float halve_query(const DecodeParams& p, std::uint32_t (&q)[Config::kChunks][4],
-                                             std::uint32_t largest_pair, bool bf16) {
-  const float2 pair = unpack_q(largest_pair, bf16);
-  float largest = fmaxf(pair.x, pair.y);
-  largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
-  largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
-  // Exponent field of the largest element; its inverse stays a normal number.
-  const int field = min(max(static_cast<int>(__float_as_uint(largest) >> 23), 24), 254);
-  const float lift = __uint_as_float(static_cast<std::uint32_t>(min(254 - field + 14, 254)) << 23);
-  float unit = 1.0F / lift;
-#pragma unroll
-  for (int c = 0; c < Config::kChunks; ++c) {
-    float v[8];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 two = unpack_q(q[c][i], bf16);
-      v[2 * i] = two.x * lift, v[2 * i + 1] = two.y * lift;
-      if constexpr (Config::kKey == Operand::e4m3 || Config::kKey == Operand::int8) {
-        if (p.round_q != 0) {
-          const RowRounding<Config::kKey> rounding(largest);
-          const float2 rounded = rounding(two);
-          v[2 * i] = rounded.x, v[2 * i + 1] = rounded.y;
-          unit = rounding.factor;
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      // Words of eight codes become the pairs (i, i + 4).
-      const bool apart = Config::kKeyInfo.bits == 4;
-      q[c][i] = half2_bits(__floats2half2_rn(v[apart ? i : 2 * i], v[apart ? i + 4 : 2 * i + 1]));
-    }
-  }
-  return unit;
-}
-
-/// Row tile n of the piece's block as B operands to shared memory, with the factors of its rows; one warp. For keys in
-/// bf16 q is bf16 and stays as it is.
-template <class Config>
-__device__ __forceinline__ void store_query(const DecodeParams& p, const Work& work, int n, const RawQuery<Config>& raw,
-                                            uint4* queries, float* factors) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const std::int32_t row = work.piece.row_block * Config::kRows + n * 8 + g, rows = work.sequence.sq * p.group;
-  std::uint32_t q[Config::kChunks][4];
-#pragma unroll
-  for (int c = 0; c < Config::kChunks; ++c) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) q[c][i] = row < rows ? raw.q[c][i] : 0U;
-  }
-  bool bf16 = p.q_bf16 || p.round_q_bf16;
-  if constexpr (Config::kRankOne) {
-    if (p.round_q != 0) {
-      const float* mean = p.centre_q == 0 || p.sequences == nullptr ? nullptr : p.sequences[work.piece.b].q_mean;
-      if (mean != nullptr) mean += place_row(p, work.piece.head, min(row, rows - 1)).head * Config::kD + t * 8;
-#pragma unroll
-      for (int c = 0; c < Config::kChunks; ++c) {
-        round_nvfp4(q[c], p.q_bf16 != 0, mean == nullptr ? nullptr : mean + c * 32);
-      }
-      bf16 = true;
-    }
-  }
-  std::uint32_t largest_pair = 0;
-#pragma unroll
-  for (int i = 0; i < Config::kChunks * 4; ++i) {
-    std::uint32_t& two = q[i / 4][i % 4];
-    if (p.round_q_bf16) {
-      const float2 v = unpack_q(two, false);
-      const __nv_bfloat162 rounded = __floats2bfloat162_rn(v.x, v.y);
-      two = *reinterpret_cast<const std::uint32_t*>(&rounded);
-    }
-    largest_pair = __vmaxu2(largest_pair, two & 0x7FFF7FFFU);  // magnitudes compare like integers
-  }
-  float unit = 1.0F;
-  if constexpr (Config::kKey != Operand::bf16) unit = halve_query<Config>(p, q, largest_pair, bf16);
-#pragma unroll
-  for (int c = 0; c < Config::kChunks; ++c) {
-    queries[(n * Config::kChunks + c) * 32 + lane] = make_uint4(q[c][0], q[c][1], q[c][2], q[c][3]);
-  }
-  const float global = p.k.global == nullptr ? 1.0F : p.k.global[work.piece.head];
-  if (t == 0) factors[n * 8 + g] = p.scale * kLog2E * Config::kKeyUnit * global * unit;
-}
-
 template <class Config>
 __device__ __forceinline__ void clear_state(State<Config>& state) {
   constexpr int kChunks = Config::kChunks;
@@ -207,11 +94,8 @@ __device__ __forceinline__ void mask_scores(const DecodeParams& p, const Sequenc
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const std::uint32_t row = row0 + n * 8 + 2 * t + j;
-      const std::int32_t position = static_cast<std::int32_t>(divide(row, p.group_div)) + s.length - s.sq;
-      std::int32_t begin = 0, end = s.length;
-      if (p.causal) end = min(end, position + 1);
-      if (p.window_right >= 0) end = min(end, position + p.window_right + 1);
-      if (p.window_left >= 0) begin = max(position - p.window_left, 0);
+      auto [begin, end] = row_keys(p, s, row);
+      if (p.wide != 0) begin = max(begin, s.sink), end = packed_end(p, s, end);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const std::int32_t key = first + i * 8 + static_cast<std::int32_t>(g);
