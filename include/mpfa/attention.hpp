@@ -49,7 +49,7 @@ struct AttentionProblem {
 /// Plans for a GPU: every pointer is device memory, also cu_seqlens_q, the page table, lengths and the array of
 /// SequenceView with what it points to; lengths and page ids are read on the device when the call runs, so a captured
 /// CUDA graph may be replayed with others. A length outside [0, max_kv] is limited to it, rows of a sequence that uses
-/// a page id outside the pool become NaN.
+/// a page id outside the pool become NaN. A mask has max_kv keys, for ragged q also max_q rows.
 struct AttentionTensors {
   TensorView q;  // [batch, sq, q_heads, head_dim], or ragged [1, total_q, q_heads, head_dim]
   const std::int64_t* cu_seqlens_q = nullptr;  // [batch + 1] for ragged q, null for dense

@@ -164,7 +164,7 @@ Status check_device_tensors(const AttentionProblem& p, const AttentionTensors& t
     }
   }
   MPFA_RETURN_IF_ERROR(check_cache_pages(p, c, p.max_kv > 0));
-  return check_extras(p, t, p.max_q, p.max_kv);
+  return check_extras(p, t, t.cu_seqlens_q == nullptr ? t.q.shape[1] : p.max_q, p.max_kv);
 }
 
 }  // namespace mpfa

@@ -25,6 +25,15 @@ __device__ __forceinline__ void keep_in_register(const T*& x) {
 __device__ __forceinline__ void copy_async16(std::uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+/// The first `bytes` of 16 (kWhole) or 8, zeros behind them; nothing else is read.
+template <bool kWhole>
+__device__ __forceinline__ void copy_async_part(std::uint32_t to, const void* from, std::int32_t bytes) {
+  if constexpr (kWhole) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  }
+}
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -131,8 +132,10 @@ Status check_aligned(const char* name, const void* data, std::int64_t bytes,
 Status fill_pages(const char* name, const OperandPages& o, const BlockFormat& f, std::int64_t d, DecodePages& out) {
   const PageGeometry rows = page_geometry(f, d, 1);
   const std::int64_t scale_bytes = rows.scale_row_bytes;
-  MPFA_RETURN_IF_ERROR(check_aligned(name, o.data, 16, {o.data_page_stride, o.data_head_stride, o.data_row_stride}));
-  if (scale_bytes > 0) {
+  const std::int64_t alignment = rows.data_row_bytes % 16 == 0 ? 16 : 8;
+  MPFA_RETURN_IF_ERROR(
+      check_aligned(name, o.data, alignment, {o.data_page_stride, o.data_head_stride, o.data_row_stride}));
+  if (std::has_single_bit(static_cast<std::uint64_t>(scale_bytes))) {  // others are read byte by byte
     MPFA_RETURN_IF_ERROR(check_aligned(name, o.scales, std::min<std::int64_t>(scale_bytes, 16),
                                        {o.scale_page_stride, o.scale_head_stride, o.scale_row_stride}));
   }
@@ -156,9 +159,38 @@ Status fill_pages(const char* name, const OperandPages& o, const BlockFormat& f,
   return {};
 }
 
+/// Byte strides of the mask tensor; dimensions of one element do not step.
+Status fill_mask(const TensorView& mask, DecodeMask& out) {
+  if (mask.data == nullptr) return {};
+  const std::int64_t bytes = mask.dtype == DType::f32 ? 4 : 1;
+  MPFA_RETURN_IF_ERROR(check_aligned("mask", mask.data, bytes, {}));
+  const auto step = [&](std::size_t i) { return mask.shape[i] <= 1 ? 0 : mask.stride[i] * bytes; };
+  if (step(3) > kMaxInt || step(3) < -kMaxInt) {
+    return invalid("mask steps by {} elements from key to key; at most {} are taken", mask.stride[3], kMaxInt / bytes);
+  }
+  out.data = static_cast<const std::uint8_t*>(mask.data);
+  out.batch = step(0), out.head = step(1), out.row = step(2);
+  out.key = static_cast<std::int32_t>(step(3));
+  out.additive = mask.dtype == DType::f32 ? 1 : 0;
+  return {};
+}
+
 bool rows_side_by_side(const DecodePages& pages, const BlockFormat& f, std::int64_t d) {
   const PageGeometry rows = page_geometry(f, d, 1);
   return pages.data_row == rows.data_row_bytes && (pages.scales == nullptr || pages.scale_row == rows.scale_row_bytes);
+}
+
+/// A wrong device would end in an illegal access that poisons the process. Checks one pointer of every kind of
+/// argument.
+Status check_pointers(const AttentionTensors& t, Workspace workspace) {
+  MPFA_RETURN_IF_ERROR(check_on_device("q", t.q.data));
+  MPFA_RETURN_IF_ERROR(check_on_device("out", t.out.data));
+  MPFA_RETURN_IF_ERROR(check_on_device("cache.k", t.cache.k.data));
+  MPFA_RETURN_IF_ERROR(check_on_device("cache.v", t.cache.v.data));
+  MPFA_RETURN_IF_ERROR(check_on_device("cache.page_table", t.cache.page_table));
+  MPFA_RETURN_IF_ERROR(check_on_device("cache.lengths", t.cache.lengths));
+  MPFA_RETURN_IF_ERROR(check_on_device("mask", t.mask.data));
+  return check_on_device("the workspace", workspace.data);
 }
 
 std::int32_t window(std::int64_t keys) {
@@ -170,13 +202,17 @@ std::int32_t window(std::int64_t keys) {
 Support supports(const AttentionProblem& p) {
   Reasons reasons;
   check_recipe_fields(p, reasons);
-  reasons.add_if(p.head_dim != p.head_dim_v || !has_decode_kernel(static_cast<std::int32_t>(p.head_dim)),
-                 "head_dim is {} and head_dim_v {}; both must be 64, 128 or 256", p.head_dim, p.head_dim_v);
+  const std::optional<OperandPair> operands = operands_of(p.recipe);
+  reasons.add_if(
+      p.head_dim != p.head_dim_v || (operands && !has_decode_kernel(*operands, p.head_dim)),
+      "head_dim is {} and head_dim_v {}; both must be 64, 128 or 256, or for formats other than int4, int8 and "
+      "mxfp4_f32 the same multiple of 16 from 32 to 256",
+      p.head_dim, p.head_dim_v);
+  reasons.add_if(keeps_wide_tokens(p.recipe) && p.head_dim != kernel_head_dim(static_cast<std::int32_t>(p.head_dim)),
+                 "head_dim is {} and the recipe keeps tokens in 16 bits; that takes 64, 128 or 256", p.head_dim);
   reasons.add_if(p.max_q > kMostQueries, "max_q is {}; the decode kernel takes 1 to {} queries of a sequence", p.max_q,
                  kMostQueries);
   reasons.add_if(p.q_dtype == DType::f32, "q is f32; convert it to bf16 or f16");
-  reasons.add_if(p.alibi, "ALiBi is not supported; use Device::cpu");
-  reasons.add_if(p.mask != MaskTensor::none, "mask tensors are not supported; use Device::cpu");
   const std::int64_t rows = p.q_heads / p.kv_heads * p.max_q;
   std::int64_t tiles = 0;
   const bool too_large = __builtin_mul_overflow(p.batch * p.kv_heads * ((rows + 7) / 8),
@@ -206,6 +242,7 @@ Status plan(Plan& plan) {
 
 Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) {
   const AttentionProblem& p = plan.problem;
+  MPFA_RETURN_IF_ERROR(check_pointers(t, workspace));
   const DecodeShape shape = decode_shape(p);
   DecodeParams d{};
   if (p.max_kv > 0) {
@@ -225,6 +262,8 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
   d.page_table_stride = t.cache.page_table_stride;
   d.sequences = t.cache.sequences;
   d.sinks = t.sinks;
+  d.alibi_slopes = t.alibi_slopes;
+  MPFA_RETURN_IF_ERROR(fill_mask(t.mask, d.mask));
   d.batch = shape.batch, d.kv_heads = shape.kv_heads, d.q_heads = static_cast<std::int32_t>(p.q_heads);
   d.group = shape.group;
   d.sq = t.cu_seqlens_q == nullptr ? static_cast<std::int32_t>(t.q.shape[1]) : shape.max_q;
@@ -257,7 +296,8 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
   d.wide = keeps_wide_tokens(p.recipe) && t.cache.sequences != nullptr ? 1 : 0;
   d.recent = static_cast<std::int32_t>(std::min(recent_tokens(p), kMaxInt / 2));
   d.commit_div = make_divisor(static_cast<std::uint32_t>(commit_unit(p.recipe, p.page_size)));
-  d.plain = p.page_size % kTileKeys == 0 && p.softcap == 0.0F && rows_side_by_side(d.k, p.recipe.k, p.head_dim) &&
+  d.plain = p.head_dim == kernel_head_dim(shape.head_dim) && p.page_size % kTileKeys == 0 && p.softcap == 0.0F &&
+            !p.alibi && p.mask == MaskTensor::none && rows_side_by_side(d.k, p.recipe.k, p.head_dim) &&
             rows_side_by_side(d.v, p.recipe.v, p.head_dim);
   const cudaError_t e = launch_decode(shape, plan_decode(shape, plan.multiprocessors), d, workspace.data,
                                       static_cast<cudaStream_t>(t.stream));

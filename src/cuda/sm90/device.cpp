@@ -3,6 +3,8 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <string>
+
 namespace mpfa::sm90 {
 
 Result<int> current_device() {
@@ -18,6 +20,23 @@ Result<int> current_device() {
   return Status{StatusCode::unsupported,
                 fmt::format("sm90: device {} has compute capability {}.x, 9.x is needed; make another device current",
                             device, major)};
+}
+
+Status check_on_device(const char* name, const void* pointer) {
+  if (pointer == nullptr) return {};  // whether it may be null was checked before
+  int device = 0;
+  cudaPointerAttributes attributes{};
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess) e = cudaPointerGetAttributes(&attributes, pointer);
+  if (e != cudaSuccess) return {StatusCode::internal, fmt::format("attend: {}: {}", name, cudaGetErrorString(e))};
+  const bool shared = attributes.type == cudaMemoryTypeManaged || attributes.type == cudaMemoryTypeHost;
+  if (shared || (attributes.type == cudaMemoryTypeDevice && attributes.device == device)) return {};
+  const std::string where =
+      attributes.type == cudaMemoryTypeDevice ? fmt::format("on device {}", attributes.device) : "memory of the host";
+  return {StatusCode::invalid_argument,
+          fmt::format("attend: {} is not memory of the current device, {}, but {}; copy it there or make its device "
+                      "current",
+                      name, device, where)};
 }
 
 bool is_fp4(const BlockFormat& f) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/sm90/decode/fp4/operand.h"
+#include "cuda/sm90/decode/fp4/row_tiles.h"
 
 namespace mpfa::sm90 {
 
@@ -36,7 +37,8 @@ constexpr int choose_warps(int by_registers, int by_memory) {
   return by_memory >= 4 ? by_memory / 4 * 4 : by_memory;
 }
 
-/// kPlainCase: tiles lie inside pages with rows side by side, no softcap. The general case takes everything.
+/// kPlainCase: tiles lie inside pages with rows side by side, no softcap, ALiBi or mask tensor. The general case takes
+/// everything.
 template <int kHeadDim, Operand kKeyOperand, Operand kValueOperand, int kRowTileCount, bool kPlainCase>
 struct DecodeConfig {
   static constexpr int kD = kHeadDim;
@@ -62,14 +64,13 @@ struct DecodeConfig {
   static constexpr int kLastStageBytes = kOutBytes > kStageBytes ? kOutBytes : kStageBytes;
   static constexpr int kWarpBytes = 2 * kStageBytes + kLastStageBytes + kKScaleBytes + kVScaleBytes;
   static constexpr int kQueryBytes = kRowTiles * kChunks * 512;
-  static constexpr int kMostSharedBytes = 227 * 1024, kOtherBytes = kQueryBytes + 4 * kRows * 4 + 256;
+  static constexpr int kMostSharedBytes = 227 * 1024, kOtherBytes = kQueryBytes + 8 * kRows * 4 + 256;
 
   // One block a multiprocessor: of two, the hardware prefers the older one, which is done long before the other.
-  static constexpr int kWarps = choose_warps(kRowTiles == 1 && kD <= 128   ? 16
-                                             : kRowTiles == 2 && kD == 256 ? 6
-                                                                           : 8,
-                                             (kMostSharedBytes - kOtherBytes) / (kWarpBytes + 2 * kRows * 4));
+  static constexpr int kWarps =
+      choose_warps(decode_warps(kD, kRowTiles), (kMostSharedBytes - kOtherBytes) / (kWarpBytes + 2 * kRows * 4));
   static constexpr int kThreads = kWarps * 32;
+  static constexpr bool kPairs = may_pair(kRowTiles);
   static constexpr int kRingBytes = kWarps * kWarpBytes;
   static constexpr int kSharedBytes = kRingBytes + kOtherBytes + 2 * kWarps * kRows * 4;
   static_assert(kWarps >= kRowTiles && kSharedBytes <= kMostSharedBytes, "more than a block can have");

@@ -50,7 +50,7 @@ __device__ __forceinline__ bool last_of_output(const DecodeParams& p, const Piec
 template <class Config>
 struct PairExchange {
   static constexpr int kStates = Config::kWarps >= 4 ? 2 * Config::kWarpBytes : Config::kOutBytes;
-  static_assert(Config::kWarps >= 2 &&
+  static_assert(!Config::kPairs ||
                 Config::kOutBytes + (Config::kWarps >= 4 ? 0 : Config::kOutBytes / 2) <= 2 * Config::kStageBytes);
   std::uint8_t* ring;
 
@@ -79,7 +79,7 @@ __device__ __forceinline__ void finish_piece(const DecodeParams& p, const Sequen
   constexpr int kQuads = Config::kD / 4;
   const std::int32_t rows = min(Config::kRows, s.sq * p.group - piece.row_block * Config::kRows);
   const PairExchange<Config> pair{exchange.ring};
-  const bool paired = piece.paired != 0;
+  const bool paired = Config::kPairs && piece.paired != 0;
   put_warp<Config>(exchange, state, bad_page, rows);
   if (p.wide != 0) add_wide<Config>(p, s, piece, exchange.ring, rows);
   __syncthreads();

@@ -7,6 +7,8 @@
 #pragma once
 
 #include "cuda/sm90/decode/fp4/finish.cuh"
+#include "cuda/sm90/decode/fp4/mask.cuh"
+#include "cuda/sm90/decode/fp4/nan_values.cuh"
 #include "cuda/sm90/decode/fp4/products.cuh"
 #include "cuda/sm90/decode/fp4/query.cuh"
 #include "cuda/sm90/decode/fp4/rank_one.cuh"
@@ -54,10 +56,7 @@ class Walk {
     const std::uint32_t value_scales = key_scales + Config::kKScaleBytes;
     const std::uint32_t queries = ptx::shared_address(exchange.queries);
     Factors<Config> factors;
-#pragma unroll
-    for (int i = 0; i < Config::kRowTiles * 2; ++i) {
-      factors[i / 2][i % 2] = exchange.factors[i / 2 * 8 + 2 * (threadIdx.x % 4) + i % 2];
-    }
+    if constexpr (Config::kRowTiles == 1) load_factors(exchange, factors);
     // Tiles [full_begin, full_end) of the sequence need no mask.
     const std::int32_t full_begin = (work.sequence.all_begin + kTileKeys - 1) / kTileKeys;
     const std::int32_t full_end = max(work.sequence.all_end, 0) / kTileKeys;
@@ -70,7 +69,7 @@ class Walk {
     }
     if constexpr (Config::kRankOne) {
       // The first tile's terms are loaded here, where the factors are known.
-      terms_.enter(*p_, work.piece, factors);
+      terms_.enter(*p_, work.piece, exchange.factors);
       if (count_ > 0) terms_.load(*p_, first_);
     }
     if (count_ > 1) {
@@ -80,7 +79,11 @@ class Walk {
     ptx::commit_copies();
     for (std::int32_t i = 0; i < count_; ++i) {
       const std::int32_t tile = base_ + i * Config::kWarps;
-      const bool masked = tile < full_begin || tile >= full_end;
+      const bool masked = tile < full_begin || tile >= full_end || (!Config::kPlain && p_->mask.data != nullptr);
+      std::uint32_t nan_blocks = 0;
+      if constexpr (!Config::kPlain) {
+        if (p_->mask.data != nullptr) prefetch_mask<Config>(*p_, exchange.row_bias, tile * kTileKeys);
+      }
       bool unseen = false;  // the lane's key, by every row
       if (masked) {
         // Scales of such keys may be anything; zero makes the key's part of P V zero.
@@ -90,6 +93,7 @@ class Walk {
           k_row_.clear();
           v_row_.clear();
         }
+        nan_blocks = take_nan_scales<Config>(v_row_);
       }
       Scores<Config> x;
       if constexpr (Config::kRankOne) {
@@ -118,9 +122,13 @@ class Walk {
       ptx::commit_copies();
 
       score_tile<Config>(codes, key_matrix, key_scales, queries, x);
-      if constexpr (!Config::kPlain) cap_scores<Config>(*p_, factors, exchange.row_shift, x);
+      if constexpr (Config::kRowTiles > 1) load_factors(exchange, factors);  // registers are scarce
+      if constexpr (!Config::kPlain) {
+        if (p_->finishes_logits) finish_logits<Config>(*p_, exchange, work.sequence, tile * kTileKeys, x);
+      }
       if (masked) {
         mask_scores<Config>(*p_, work.sequence, work.piece.row_block * Config::kRows, tile * kTileKeys, x);
+        if (__any_sync(0xFFFFFFFFU, nan_blocks != 0)) spread_nan<Config>(nan_blocks, x, state);
       }
       std::uint32_t probabilities[Config::kRowTiles][2][2];
       add_probabilities<Config>(*p_, factors, x, value_scales, state, probabilities);
@@ -131,13 +139,18 @@ class Walk {
     ptx::wait_copies<0>();
   }
 
-  __device__ __forceinline__ bool bad_page() const {
-    return bad_page_;
-  }
+  __device__ __forceinline__ bool bad_page() const { return bad_page_; }
 
  private:
   __device__ __forceinline__ std::int32_t first_key(std::int32_t i) const {
     return (base_ + i * Config::kWarps) * kTileKeys;
+  }
+  __device__ __forceinline__ void load_factors(const Exchange<Config>& exchange, Factors<Config>& factors) const {
+#pragma unroll
+    for (int i = 0; i < Config::kRowTiles * 2; ++i) {
+      const float factor = exchange.factors[column_row(i / 2, i % 2)];
+      factors[i / 2][i % 2] = !Config::kPlain && p_->finishes_logits ? 1.0F : factor;
+    }
   }
   __device__ __forceinline__ Place checked(Place place) {
     const bool bad = static_cast<std::uint32_t>(place.page) >= static_cast<std::uint32_t>(p_->num_pages);
@@ -192,6 +205,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) decode(const __grid_const
     if (p.wide != 0) prefetch_wide<Config>(p, work.sequence, work.piece);
     load_shifts<Config>(p, work.sequence, work.piece, exchange);
     if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.counters, 1);
+    if constexpr (!Config::kPlain) load_row_biases<Config>(p, work, exchange.row_bias);
     clear_state<Config>(state);
     __syncthreads();
     store_query<Config>(p, work.piece.head, query, exchange.query_maxima(), exchange.queries, exchange.factors);

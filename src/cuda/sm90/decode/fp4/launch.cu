@@ -22,8 +22,8 @@ DecodeKernel kernel_for(OperandPair operands, std::int32_t row_tiles, bool plain
 
 DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_t row_tiles, bool plain) {
   constexpr auto kAll = std::make_index_sequence<kOperandPairs.size()>();
-  if (head_dim == 64) return kernel_for<64>(operands, row_tiles, plain, kAll);
-  if (head_dim == 128) return kernel_for<128>(operands, row_tiles, plain, kAll);
+  if (head_dim <= 64) return kernel_for<64>(operands, row_tiles, plain, kAll);
+  if (head_dim <= 128) return kernel_for<128>(operands, row_tiles, plain, kAll);
   return kernel_for<256>(operands, row_tiles, plain, kAll);
 }
 
@@ -33,8 +33,15 @@ constexpr std::size_t align(std::size_t n) {
 
 }  // namespace
 
-bool has_decode_kernel(std::int32_t head_dim) {
-  return head_dim == 64 || head_dim == 128 || head_dim == 256;
+std::int32_t kernel_head_dim(std::int32_t head_dim) {
+  return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+}
+
+bool has_decode_kernel(OperandPair operands, std::int64_t head_dim) {
+  if (head_dim == 64 || head_dim == 128 || head_dim == 256) return true;
+  // Scales of groups are loaded as a power of two; a query of `mpfa` is rounded as a whole.
+  const auto any = [](Operand o) { return operand_info(o).scale != ScaleKind::group; };
+  return operands.key == operands.value && any(operands.key) && head_dim >= 32 && head_dim <= 256 && head_dim % 16 == 0;
 }
 
 bool has_decode_kernel(OperandPair operands) {
@@ -56,7 +63,7 @@ void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& 
 DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors) {
   DecodeLaunch l;
   const std::int64_t rows = static_cast<std::int64_t>(shape.group) * shape.max_q;
-  l.row_tiles = rows <= 8 ? 1 : 2;
+  l.row_tiles = choose_row_tiles(shape.head_dim, shape.operands, rows);
   const std::int64_t block_rows = 8 * l.row_tiles;
   l.row_blocks = static_cast<std::int32_t>((rows + block_rows - 1) / block_rows);
   const std::int64_t lines = static_cast<std::int64_t>(shape.batch) * shape.kv_heads * l.row_blocks;
@@ -70,7 +77,7 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   const auto slots = static_cast<std::size_t>(chunks + lines);
   l.states = align(static_cast<std::size_t>(1 + lines) * sizeof(std::int32_t));
   l.outs = l.states + align(slots * block_rows * sizeof(float2));
-  l.workspace_bytes = l.outs + align(slots * block_rows * shape.head_dim * sizeof(float));
+  l.workspace_bytes = l.outs + align(slots * block_rows * kernel_head_dim(shape.head_dim) * sizeof(float));
   return l;
 }
 
@@ -79,6 +86,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   if (launch.blocks <= 0) return cudaSuccess;
   auto* memory = static_cast<std::uint8_t*>(workspace);
   params.row_blocks = launch.row_blocks;
+  params.head_dim = shape.head_dim;
   params.fixed_split = launch.fixed_split;
   params.least_chunk = launch.least_chunk;
   params.head_div = make_divisor(static_cast<std::uint32_t>(params.kv_heads));
@@ -86,8 +94,9 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.line_div = make_divisor(static_cast<std::uint32_t>(lines));
   params.block_div = make_divisor(static_cast<std::uint32_t>(launch.blocks));
   params.splits = launch.blocks / (params.batch * lines);
-  params.pairs = params.splits == 2 && params.fixed_split == 0 && launch.blocks % 2 == 0 ? 1 : 0;
+  params.pairs = params.splits == 2 && params.fixed_split == 0 && launch.blocks % 2 == 0 && may_pair(launch.row_tiles);
   params.split_div = make_divisor(static_cast<std::uint32_t>(params.splits));
+  params.finishes_logits = params.softcap > 0.0F || params.alibi_slopes != nullptr || params.mask.data != nullptr;
   params.counters = reinterpret_cast<std::int32_t*>(memory + launch.counters);
   params.partial_state = reinterpret_cast<float2*>(memory + launch.states);
   params.partial_out = reinterpret_cast<float*>(memory + launch.outs);

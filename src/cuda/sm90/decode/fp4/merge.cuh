@@ -20,14 +20,15 @@ struct Exchange {
   float* row_shift;     // [kRows] logit that centring K took out
   float* factors;       // [kRows] see Factors
   uint4* queries;       // [row tile][chunk][lane] B operands
+  RowBias* row_bias;    // [kRows]
   std::int32_t* taken;  // chunk that thread 0 drew for after this one
   Work* work;           // [2] this piece and the next one
   Schedule* schedule;
 
   __device__ explicit Exchange(std::uint8_t* shared) : ring(shared) {
     queries = reinterpret_cast<uint4*>(shared + Config::kRingBytes);
-    auto* f = reinterpret_cast<float*>(shared + Config::kRingBytes + Config::kQueryBytes);
-    max = f;
+    row_bias = reinterpret_cast<RowBias*>(shared + Config::kRingBytes + Config::kQueryBytes);
+    max = reinterpret_cast<float*>(row_bias + kRows);
     sum = max + Config::kWarps * kRows;
     row_shift = sum + Config::kWarps * kRows;
     factors = row_shift + kRows;
@@ -51,7 +52,7 @@ __device__ __forceinline__ void load_shifts(const DecodeParams& p, const Sequenc
   if (p.sequences == nullptr && p.softcap == 0.0F) return;
   const std::int32_t row0 = piece.row_block * Config::kRows, last = s.sq * p.group - 1;
   for (int row = threadIdx.x / 32; row < Config::kRows; row += Config::kWarps) {
-    const float shift = mean_logit(p, s, piece, place_row(p, piece.head, min(row0 + row, last)), Config::kD);
+    const float shift = mean_logit(p, s, piece, place_row(p, piece.head, min(row0 + row, last)), head_dim<Config>(p));
     if (threadIdx.x % 32 == 0) exchange.row_shift[row] = shift;
   }
 }
@@ -95,31 +96,42 @@ __device__ __forceinline__ void store_row(const DecodeParams& p, const Sequence&
       lse = total;
     }
   }
+  const int channels = head_dim<Config>(p);
+  int channel[4];
+  bool there[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    channel[i] = value_channel<Config::kValue>(quad, i);
+    there[i] = Config::kPlain || channel[i] < channels;
+  }
   float v[4] = {x.out.x * scale, x.out.y * scale, x.out.z * scale, x.out.w * scale};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (empty) {
       v[i] = 0.0F;
     } else {
-      if (mean != nullptr) v[i] += mean[piece.head * Config::kD + value_channel<Config::kValue>(quad, i)];
+      if (mean != nullptr && there[i]) v[i] += mean[piece.head * channels + channel[i]];
       v[i] *= share;
     }
   }
   const std::int64_t row = p.cu_seqlens_q != nullptr ? (s.first_row + place.token) * p.out_row
                                                      : piece.b * p.out_batch + place.token * p.out_row;
   const std::int64_t at = row + place.head * p.out_head;
-  int channel[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) channel[i] = value_channel<Config::kValue>(quad, i);
   if (p.out_type == 0) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) static_cast<float*>(p.out)[at + channel[i]] = v[i];
+    for (int i = 0; i < 4; ++i) {
+      if (there[i]) static_cast<float*>(p.out)[at + channel[i]] = v[i];
+    }
   } else if (p.out_type == 1) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) static_cast<__nv_bfloat16*>(p.out)[at + channel[i]] = __float2bfloat16_rn(v[i]);
+    for (int i = 0; i < 4; ++i) {
+      if (there[i]) static_cast<__nv_bfloat16*>(p.out)[at + channel[i]] = __float2bfloat16_rn(v[i]);
+    }
   } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) static_cast<__half*>(p.out)[at + channel[i]] = __float2half_rn(v[i]);
+    for (int i = 0; i < 4; ++i) {
+      if (there[i]) static_cast<__half*>(p.out)[at + channel[i]] = __float2half_rn(v[i]);
+    }
   }
   if (quad == 0 && p.lse != nullptr) {
     const std::int64_t lse_at =

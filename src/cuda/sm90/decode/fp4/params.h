@@ -21,6 +21,13 @@ struct DecodePages {
   std::uint32_t scale_select[4];
 };
 
+/// Mask tensor [batch, q_heads, sq, sk]; strides in bytes, 0 where it has one for all.
+struct DecodeMask {
+  const std::uint8_t* data;  // u8 (0: hidden) or f32 (added); null: none
+  std::int64_t batch, head, row;
+  std::int32_t key, additive;
+};
+
 struct DecodeParams {
   const void* q;                        // [batch, sq, q_heads, d] or ragged [total_q, q_heads, d]
   std::int64_t q_batch, q_row, q_head;  // strides
@@ -34,6 +41,8 @@ struct DecodeParams {
   std::int64_t page_table_stride;
   const SequenceView* sequences;  // [batch], null: no means, all packed
   const float* sinks;             // [q_heads] or null
+  const float* alibi_slopes;      // [q_heads] or null
+  DecodeMask mask;
   DecodePages k, v;
   // dS of centred queries [num_pages, kv_heads, page_size, group], bf16 or (wide) f32, or null; strides in elements.
   const void* rank_one;
@@ -41,6 +50,7 @@ struct DecodeParams {
   std::int32_t rank_one_wide;
 
   std::int32_t batch, kv_heads, q_heads, group, sq;
+  std::int32_t head_dim;    // set by launch_decode; the kernel's own or, in the general kernel, less
   std::int32_t row_blocks;  // blocks of 8 * row tiles query rows of one KV head
   std::int32_t num_pages, page_size, max_kv;
   std::int32_t window_left, window_right;  // -1: all
@@ -51,8 +61,9 @@ struct DecodeParams {
   std::int32_t sum_codes;  // the denominator is the sum of the rounded P
   std::int32_t wide;       // 1: sequences keep tokens in bf16; the newest `recent` ones and those of an unfinished unit
   std::int32_t recent;
-  std::int32_t plain;  // see DecodeConfig::kPlain
-  float scale;         // softmax scale
+  std::int32_t plain;            // see DecodeConfig::kPlain
+  std::int32_t finishes_logits;  // softcap, ALiBi or a mask tensor; set by launch_decode
+  float scale;                   // softmax scale
   float softcap;
   Divisor page_div, group_div;   // of page_size and group
   Divisor commit_div;            // of the tokens that are packed together

@@ -64,36 +64,42 @@ __device__ __forceinline__ void score_tile(std::uint32_t codes, std::uint32_t ma
   constexpr bool kOfSums = kScale == ScaleKind::group || kScale == ScaleKind::e8m0;  // scales of chunks of 32 channels
   constexpr bool kOfCodes = kScale == ScaleKind::e4m3;
   constexpr int kSteps = Key::kSteps, kRowBytes = Config::kChunks * (kOfCodes ? 8 : 4);
-  constexpr int kWords = kSteps == 1 ? 2 : 4, kLoads = 2 * kSteps / kWords;  // of q
+  // q of 4-bit K is loaded part by part: with four row tiles registers are scarce.
+  constexpr int kWords = kSteps == 1 ? 2 : 4, kLoads = 2 * kSteps / kWords;
   const std::uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const std::uint32_t row_scales = scales + g * kRowBytes + (kOfCodes ? t / 2 * Config::kChunks * 4 : 0);
 #pragma unroll
   for (int pair = 0; pair < Config::kKeyRowBytes / 32; ++pair) {
-    const int c = pair * kSteps / 2;  // first chunk of 32 channels
-    std::uint32_t q[Config::kRowTiles][kLoads][kWords];
-#pragma unroll
-    for (int i = 0; i < Config::kRowTiles * kLoads; ++i) {
-      load_words(q[i / kLoads][i % kLoads], queries + (i / kLoads * Config::kChunks + c + i % kLoads) * 512 +
-                                                lane * 16 + (kSteps == 1 ? pair % 2 * 8 : 0));
-    }
+    const int c = pair * kSteps / 2;                         // first chunk of 32 channels
+    std::uint32_t scale[2][2][kSteps > 2 ? kSteps / 2 : 1];  // [m][row g, row g + 8][chunk]
+    std::uint32_t w[2][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      std::uint32_t scale[2][kSteps > 2 ? kSteps / 2 : 1];  // [row g, row g + 8][chunk]
       if constexpr (kOfSums || kOfCodes) {
-        load_words(scale[0], row_scales + 16 * m * kRowBytes + c * 4);
-        load_words(scale[1], row_scales + (16 * m + 8) * kRowBytes + c * 4);
+        load_words(scale[m][0], row_scales + 16 * m * kRowBytes + c * 4);
+        load_words(scale[m][1], row_scales + (16 * m + 8) * kRowBytes + c * 4);
       }
-      std::uint32_t w[4];
-      ptx::load_matrices(w, codes + ((matrix ^ (pair * 32)) + m * Config::kKeyRowBytes * 16));
-      float sum[Config::kRowTiles][4];
+      ptx::load_matrices(w[m], codes + ((matrix ^ (pair * 32)) + m * Config::kKeyRowBytes * 16));
+    }
+    float sum[Config::kRowTiles][2][4];
+    std::uint32_t q[Config::kRowTiles][kWords];
 #pragma unroll
-      for (int e = 0; e < Key::kParts; ++e) {
+    for (int e = 0; e < Key::kParts; ++e) {
+      if (e < kLoads) {
+#pragma unroll
+        for (int n = 0; n < Config::kRowTiles; ++n) {
+          load_words(q[n],
+                     queries + (n * Config::kChunks + c + e) * 512 + lane * 16 + (kSteps == 1 ? pair % 2 * 8 : 0));
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
         std::uint32_t a[Key::kPartSteps][4];
-        Key::expand_keys(w, e, a);
+        Key::expand_keys(w[m], e, a);
         if constexpr (kOfCodes) {
 #pragma unroll
           for (int i = 0; i < Key::kPartSteps * 4; ++i) {
-            a[i / 4][i % 4] = multiply_half2(a[i / 4][i % 4], scale[i % 2][e]);
+            a[i / 4][i % 4] = multiply_half2(a[i / 4][i % 4], scale[m][i % 2][e]);
           }
         }
 #pragma unroll
@@ -101,14 +107,14 @@ __device__ __forceinline__ void score_tile(std::uint32_t codes, std::uint32_t ma
 #pragma unroll
           for (int s = 0; s < Key::kPartSteps; ++s) {
             const int step = e * Key::kPartSteps + s;
-            const auto* b = &q[n][2 * step / kWords][2 * step % kWords];
+            const auto* b = &q[n][2 * step % kWords];
             if constexpr (kOfSums) {
-              if (step % 2 == 0) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0.0F;
-              multiply_tile<Config::kKey>(sum[n], a[s], b[0], b[1]);
+              if (step % 2 == 0) sum[n][m][0] = sum[n][m][1] = sum[n][m][2] = sum[n][m][3] = 0.0F;
+              multiply_tile<Config::kKey>(sum[n][m], a[s], b[0], b[1]);
               if (step % 2 == 0) continue;
 #pragma unroll
               for (int i = 0; i < 4; ++i) {
-                x[n][m][i] = fmaf(sum[n][i], __uint_as_float(scale[i / 2][step / 2]), x[n][m][i]);
+                x[n][m][i] = fmaf(sum[n][m][i], __uint_as_float(scale[m][i / 2][step / 2]), x[n][m][i]);
               }
             } else {
               multiply_tile<Config::kKey>(x[n][m], a[s], b[0], b[1]);

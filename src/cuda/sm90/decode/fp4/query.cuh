@@ -33,7 +33,7 @@ __device__ __forceinline__ void for_query_parts(F&& f) {
   }
 }
 
-/// Starts the loads of the piece's block of rows; rows that do not exist are zero.
+/// Starts the loads of the piece's block of rows; rows and channels that do not exist are zero.
 template <class Config>
 __device__ __forceinline__ RawQuery<Config> load_query(const DecodeParams& p, const Work& work) {
   constexpr int kRun = 32 / Config::kKeyInfo.bits;  // channels side by side
@@ -46,6 +46,8 @@ __device__ __forceinline__ RawQuery<Config> load_query(const DecodeParams& p, co
                        q_offset(p, work.sequence, work.piece.b, place_row(p, work.piece.head, r));
 #pragma unroll
     for (int k = 0; k < 8; k += kRun) {
+      const std::int32_t channel = chunk * 32 + k * 4 + static_cast<std::int32_t>(threadIdx.x % 4) * kRun;
+      if (!Config::kPlain && channel >= p.head_dim) continue;
       load_bytes<kRun * 2>(reinterpret_cast<const std::uint8_t*>(from + k * 4), &raw.q[i][k / 2]);
     }
   });

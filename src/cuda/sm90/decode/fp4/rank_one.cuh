@@ -12,14 +12,14 @@ namespace mpfa::sm90 {
 template <class Config>
 class RankOneTerms {
  public:
-  /// `factors`: see Factors; the terms become scores in units of them.
-  __device__ __forceinline__ void enter(const DecodeParams& p, const Piece& piece, const Factors<Config>& factors) {
+  /// `factors` [rows]: see Factors; the terms become scores in units of them.
+  __device__ __forceinline__ void enter(const DecodeParams& p, const Piece& piece, const float* factors) {
     if (p.rank_one == nullptr) return;
 #pragma unroll
     for (int i = 0; i < Config::kRowTiles * 2; ++i) {
       const std::uint32_t row = piece.row_block * Config::kRows + i / 2 * 8 + 2 * (threadIdx.x % 4) + i % 2;
       member_[i / 2][i % 2] = place_row(p, 0, static_cast<std::int32_t>(row)).head;
-      unit_[i / 2][i % 2] = p.scale * kLog2E / factors[i / 2][i % 2];
+      unit_[i / 2][i % 2] = p.scale * kLog2E / factors[column_row(i / 2, i % 2)];
     }
     head_ = piece.head * p.rank_one_head;
   }

@@ -101,6 +101,16 @@ struct ScaleRow {
     }
     if constexpr (kKind == ScaleKind::group) load_some<kBytes>(pages.scale_bytes, from);
   }
+  /// Of heads of any dim: a row of scales may start at any byte.
+  __device__ __forceinline__ void load_general(const DecodePages& pages, const std::uint8_t* from,
+                                               std::int32_t head_dim) {
+    if constexpr (kFixedBytes > 0) {
+      constexpr std::int32_t kBlock = kD / kFixedBytes;
+      const std::int32_t bytes = (head_dim + kBlock - 1) / kBlock;
+      if (bytes != kFixedBytes) return load_part(from, bytes);
+    }
+    load(pages, from);
+  }
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) w[i] = 0;
@@ -134,6 +144,20 @@ struct ScaleRow {
   }
 
  private:
+  /// `bytes` and zeros, by way of the aligned words that they lie in.
+  __device__ __forceinline__ void load_part(const std::uint8_t* from, std::int32_t bytes) {
+    const auto skip = static_cast<std::int32_t>(reinterpret_cast<std::uintptr_t>(from) % 4);
+    const auto* words = reinterpret_cast<const std::uint32_t*>(from - skip);
+    std::uint32_t raw[kWords + 1];
+#pragma unroll
+    for (int i = 0; i <= kWords; ++i) raw[i] = 4 * i < skip + bytes ? __ldg(words + i) : 0U;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const std::int32_t kept = min(max(bytes - 4 * i, 0), 4);
+      const std::uint32_t mask = kept == 4 ? 0xFFFFFFFFU : (1U << (8 * kept)) - 1U;
+      w[i] = __funnelshift_r(raw[i], raw[i + 1], 8 * skip) & mask;
+    }
+  }
   template <int kSome>
   __device__ __forceinline__ void load_some(std::int32_t bytes, const std::uint8_t* from) {
     load_bytes_if<kSome>(bytes, from, w);

@@ -28,6 +28,18 @@ __device__ __forceinline__ RowPlace place_row(const DecodeParams& p, std::int32_
   return {token, kv_head * p.group + r - token * p.group};
 }
 
+/// Row of the block in column 2 t + j of row tile n.
+__device__ __forceinline__ int column_row(int n, int j) {
+  return n * 8 + 2 * static_cast<int>(threadIdx.x % 4) + j;
+}
+
+/// A query row as ALiBi and the mask tensor see it; in shared memory.
+struct RowBias {
+  const std::uint8_t* mask;  // of the row's first key
+  float slope;               // per token, in the log2 domain
+  std::int32_t position;
+};
+
 __device__ __forceinline__ std::int64_t q_offset(const DecodeParams& p, const Sequence& s, std::int32_t b, RowPlace r) {
   const std::int64_t row =
       p.cu_seqlens_q != nullptr ? (s.first_row + r.token) * p.q_row : b * p.q_batch + r.token * p.q_row;
@@ -66,23 +78,6 @@ __device__ __forceinline__ void clear_state(State<Config>& state) {
     }
   }
   clear_exponent<Config>(state);
-}
-
-/// softcap * tanh(logit / softcap) of true logits: `shift` [rows] is what centring K took out. x stays in units of the
-/// factor.
-template <class Config>
-__device__ __forceinline__ void cap_scores(const DecodeParams& p, const Factors<Config>& factors, const float* shift,
-                                           Scores<Config>& x) {
-  if (p.softcap == 0.0F) return;
-  const int t = threadIdx.x % 4;
-#pragma unroll
-  for (int i = 0; i < Config::kRowTiles * 8; ++i) {
-    const int n = i / 8, m = i / 4 % 2, e = i % 4, j = i % 2;
-    const float logit = fmaf(x[n][m][e], factors[n][j] * kLn2, shift[n * 8 + 2 * t + j]);
-    // tanh(y) = 1 - 2 / (exp(2 y) + 1)
-    const float tanh = 1.0F - __fdividef(2.0F, ptx::exp2_fast(logit * (2.0F * kLog2E / p.softcap)) + 1.0F);
-    x[n][m][e] = __fdividef(p.softcap * kLog2E * tanh, factors[n][j]);
-  }
 }
 
 template <class Config>

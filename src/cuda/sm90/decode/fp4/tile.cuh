@@ -33,6 +33,12 @@ __device__ __forceinline__ std::uint32_t value_scale_place(std::uint32_t key) {
   return key % 8 / 2 * 8 + key / 8 * 2 + key % 2;
 }
 
+/// Channels of a head. The general kernel also takes fewer than it has room for: the rest is zeros in shared memory.
+template <class Config>
+__device__ __forceinline__ std::int32_t head_dim(const DecodeParams& p) {
+  return Config::kPlain ? Config::kD : p.head_dim;
+}
+
 /// Page id and slot of a key.
 struct Place {
   std::int32_t page, slot;
@@ -105,13 +111,13 @@ class Pages {
         Row row{};
         if (r < kKeyChunks) {
           row = row_of_copy<kKeyChunks>(place, r);
-          ptx::copy_async16(stage + copy_offset<kKeyChunks>(copy_key_to_, r),
-                            k_ + row.page * p_->k.data_page + row.slot * p_->k.data_row);
+          copy_part<kKeyChunks>(stage + copy_offset<kKeyChunks>(copy_key_to_, r),
+                                k_ + row.page * p_->k.data_page + row.slot * p_->k.data_row, Config::kKeyInfo.bits);
         }
         if (r < kValueChunks) {
           if (kKeyChunks != kValueChunks) row = row_of_copy<kValueChunks>(place, r);
-          ptx::copy_async16(stage + Config::kKeyBytes + copy_offset<kValueChunks>(copy_value_to_, r),
-                            v_ + row.page * p_->v.data_page + row.slot * p_->v.data_row);
+          copy_part<kValueChunks>(stage + Config::kKeyBytes + copy_offset<kValueChunks>(copy_value_to_, r),
+                                  v_ + row.page * p_->v.data_page + row.slot * p_->v.data_row, Config::kValueInfo.bits);
         }
       }
     }
@@ -124,8 +130,9 @@ class Pages {
       k.load(p_->k, k_scales_ + page * p_->k.scale_page + place.slot * scale_row<KeyScales>(p_->k));
       v.load(p_->v, v_scales_ + page * p_->v.scale_page + place.slot * scale_row<ValueScales>(p_->v));
     } else {
-      k.load(p_->k, k_scales_ + page * p_->k.scale_page + static_cast<std::int64_t>(place.slot) * p_->k.scale_row);
-      v.load(p_->v, v_scales_ + page * p_->v.scale_page + static_cast<std::int64_t>(place.slot) * p_->v.scale_row);
+      const std::int64_t slot = place.slot;
+      k.load_general(p_->k, k_scales_ + page * p_->k.scale_page + slot * p_->k.scale_row, p_->head_dim);
+      v.load_general(p_->v, v_scales_ + page * p_->v.scale_page + slot * p_->v.scale_row, p_->head_dim);
     }
   }
 
@@ -142,6 +149,18 @@ class Pages {
   template <std::uint32_t kRowChunks>
   __device__ __forceinline__ static std::uint32_t copy_offset(std::uint32_t first, std::uint32_t r) {
     return (first ^ (kRowChunks < 8 ? 0U : r * (32 / kRowChunks) % 8 * 16)) + r * 512;
+  }
+  /// The lane's 16 bytes of a row, zeros past its last channel. Rows start at multiples of 16 bytes, or of 8.
+  template <std::uint32_t kRowChunks>
+  __device__ __forceinline__ void copy_part(std::uint32_t to, const std::uint8_t* from, int bits) const {
+    const std::int32_t row = p_->head_dim * bits / 8;
+    const std::int32_t left = row - static_cast<std::int32_t>(threadIdx.x % kRowChunks * 16);
+    if (row % 16 == 0) {
+      ptx::copy_async_part<true>(to, from, min(max(left, 0), 16));
+    } else {
+      ptx::copy_async_part<false>(to, from, min(max(left, 0), 8));
+      ptx::copy_async_part<false>(to + 8, from + 8, min(max(left - 8, 0), 8));
+    }
   }
   struct Row {
     std::int64_t page, slot;

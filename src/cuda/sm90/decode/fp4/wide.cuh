@@ -6,6 +6,7 @@
 #include <cfloat>
 #include <cstdint>
 
+#include "cuda/sm90/decode/fp4/mask.cuh"
 #include "cuda/sm90/decode/fp4/merge.cuh"
 #include "cuda/sm90/decode/fp4/schedule.cuh"
 #include "cuda/sm90/decode/fp4/softmax.cuh"
@@ -114,6 +115,8 @@ __device__ __noinline__ void add_wide(const DecodeParams& p, const Sequence& s, 
       if (p.softcap > 0.0F) {
         logit = p.softcap * kLog2E * tanhf((logit * kLn2 + exchange.row_shift[row]) / p.softcap);
       }
+      if constexpr (!Config::kPlain) logit = biased_logit(p, exchange.row_bias[row], key, logit);
+      if (logit == -INFINITY) continue;  // hidden by the mask: its V may be anything
       const float top = fmaxf(max, logit), keep = weight(max, top), probability = weight(logit, top);
       load_channels(v, true, x);
 #pragma unroll
