@@ -47,9 +47,10 @@ __device__ __forceinline__ void load_bytes(const std::uint8_t* from, std::uint32
   }
 }
 
-/// Loads if `bytes` is kBytes; a predicate instead of a branch.
+/// Loads if `bytes` is kBytes, by a predicate instead of a branch.
 template <int kBytes>
 __device__ __forceinline__ void load_bytes_if(std::int32_t bytes, const std::uint8_t* from, std::uint32_t* w) {
+  static_assert(kBytes == 2 || kBytes == 4 || kBytes == 8 || kBytes == 16);
   if constexpr (kBytes == 2) {
     std::uint16_t half = 0;
     asm volatile("{.reg .pred p; setp.eq.s32 p, %2, 2; @p ld.global.nc.u16 %0, [%1];}"
@@ -65,10 +66,9 @@ __device__ __forceinline__ void load_bytes_if(std::int32_t bytes, const std::uin
                  : "+r"(w[0]), "+r"(w[1])
                  : "l"(from), "r"(bytes));
   } else {
-    asm volatile("{.reg .pred p; setp.eq.s32 p, %5, %6; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];}"
+    asm volatile("{.reg .pred p; setp.eq.s32 p, %5, 16; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];}"
                  : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
-                 : "l"(from), "r"(bytes), "n"(kBytes));
-    if constexpr (kBytes == 32) load_bytes_if<16>(bytes - 16, from + 16, w + 4);
+                 : "l"(from), "r"(bytes));
   }
 }
 
@@ -99,7 +99,14 @@ struct ScaleRow {
       w[0] = __float_as_uint(1.0F);
       if (pages.scales != nullptr) load_bytes<4>(from, w);
     }
-    if constexpr (kKind == ScaleKind::group) load_some<kBytes>(pages.scale_bytes, from);
+    if constexpr (kKind == ScaleKind::group && kIntegers) load_some<kBytes>(pages.scale_bytes, from);
+    if constexpr (kKind == ScaleKind::group && !kIntegers) {
+      if (pages.scale_shift == 0) {
+        load_bytes<kBytes>(from, w);
+      } else {
+        load_bytes<kBytes / 2>(from, w);
+      }
+    }
   }
   /// Of heads of any dim: a row of scales may start at any byte.
   __device__ __forceinline__ void load_general(const DecodePages& pages, const std::uint8_t* from,
@@ -122,24 +129,22 @@ struct ScaleRow {
   /// Scales of the 32-channel chunks, of groups that may be longer.
   template <int kChunks>
   __device__ __forceinline__ void chunks(const DecodePages& pages, float (&f)[kChunks]) const {
-    // The word of a group that is 1 << shift chunks long.
-    const auto word = [&](int chunk, int in_word) {
-      const std::uint32_t longer = w[(chunk >> 1) / in_word];
-      std::uint32_t found = pages.scale_shift == 0 ? w[chunk / in_word] : longer;
-      if constexpr (kIntegers) found = pages.scale_shift == 2 ? w[(chunk >> 2) / in_word] : found;
-      return found;
-    };
     if constexpr (kIntegers) {
+      const bool row_scale = pages.row_scale != 0;
 #pragma unroll
       for (int c = 0; c < kChunks; c += 2) {
-        const std::uint32_t pair = __byte_perm(word(c, 2), 0, pages.scale_select[c / 2]);
+        const std::uint32_t word = pages.scale_shift == 0 ? w[c / 2] : pages.scale_shift == 1 ? w[c / 4] : w[c / 8];
+        const std::uint32_t pair = __byte_perm(word, 0, pages.scale_select[c / 2]);
         const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&pair));
-        f[c] = pages.row_scale != 0 ? row() : both.x;
-        f[c + 1] = pages.row_scale != 0 ? row() : both.y;
+        f[c] = row_scale ? row() : both.x;
+        f[c + 1] = row_scale ? row() : both.y;
       }
+    } else if (pages.scale_shift == 0) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) f[c] = f32_scale(w[c]);
     } else {
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) f[c] = f32_scale(word(c, 1));
+      for (int c = 0; c < kChunks; ++c) f[c] = f32_scale(w[c / 2]);
     }
   }
 
@@ -158,10 +163,11 @@ struct ScaleRow {
       w[i] = __funnelshift_r(raw[i], raw[i + 1], 8 * skip) & mask;
     }
   }
+  /// f16 or f32 scales of integers.
   template <int kSome>
   __device__ __forceinline__ void load_some(std::int32_t bytes, const std::uint8_t* from) {
     load_bytes_if<kSome>(bytes, from, w);
-    if constexpr (kSome > (kIntegers ? 2 : 4)) load_some<kSome / 2>(bytes, from);
+    if constexpr (kSome > 2) load_some<kSome / 2>(bytes, from);
   }
 };
 
