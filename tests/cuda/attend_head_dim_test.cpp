@@ -24,7 +24,9 @@ TEST_P(HeadDims, AgreeWithTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, HeadDims, testing::Values("mxfp4", "nvfp4", "kv=fp8_e4m3,p=bf16", "mxfp4,v_mean=mean"),
+INSTANTIATE_TEST_SUITE_P(, HeadDims,
+                         testing::Values("mxfp4", "nvfp4", "kv=fp8_e4m3,p=bf16", "mxfp4,v_mean=mean", "mpfa,p=bf16",
+                                         "bf16"),
                          [](const auto& p) {
                            std::string name;
                            for (const char ch : std::string(p.param)) name += std::isalnum(ch) != 0 ? ch : '_';

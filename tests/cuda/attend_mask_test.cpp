@@ -199,7 +199,7 @@ TEST_P(BrokenTokens, ReachOnlyTheRowsThatSeeThem) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(, BrokenTokens, testing::Values("kv=mxfp4,p=bf16", "kv=nvfp4,p=bf16"),
+INSTANTIATE_TEST_SUITE_P(, BrokenTokens, testing::Values("kv=mxfp4,p=bf16", "kv=nvfp4,p=bf16", "kv=fp8_e4m3,p=bf16"),
                          [](const auto& p) { return std::string(p.param).substr(3, 5); });
 
 TEST(Mask, BadOnesAreNamed) {

@@ -129,7 +129,8 @@ TEST(ManyRows, AgreeWithTheReference) {
   };
   for (const Shape& s : {Shape{5, 4, 1, 64}, Shape{16, 2, 1, 128}, Shape{11, 6, 2, 128}, Shape{16, 16, 2, 128},
                          Shape{9, 4, 1, 256}, Shape{1, 48, 1, 128}}) {
-    for (const char* format : {"mxfp4", "nvfp4"}) {
+    for (const char* format :
+         {"mxfp4", "nvfp4", "int4", "bf16", "kv=int8,p=bf16", "kv=fp8_e4m3,p=bf16", "mpfa,p=bf16"}) {
       for (const std::int64_t page : {24, 64}) {
         Case c(gaussian({2, s.sq, s.heads, s.d}, 11), gaussian({2, 400, s.kv_heads, s.d}, 12),
                gaussian({2, 400, s.kv_heads, s.d}, 13), {format, page, {400, 130}});

@@ -39,9 +39,9 @@ std::int32_t kernel_head_dim(std::int32_t head_dim) {
 
 bool has_decode_kernel(OperandPair operands, std::int64_t head_dim) {
   if (head_dim == 64 || head_dim == 128 || head_dim == 256) return true;
-  // Scales of groups are loaded as a power of two; a query of `mpfa` is rounded as a whole.
+  // Scales of groups are loaded as a power of two.
   const auto any = [](Operand o) { return operand_info(o).scale != ScaleKind::group; };
-  return operands.key == operands.value && any(operands.key) && head_dim >= 32 && head_dim <= 256 && head_dim % 16 == 0;
+  return any(operands.key) && any(operands.value) && head_dim >= 32 && head_dim <= 256 && head_dim % 16 == 0;
 }
 
 bool has_decode_kernel(OperandPair operands) {

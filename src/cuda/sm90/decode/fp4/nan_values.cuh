@@ -8,7 +8,7 @@
 
 namespace mpfa::sm90 {
 
-/// Clears the NaN scales of the lane's key. Bit b of the result: that of block b was one. Scales of e8m0 and e4m3 only.
+/// Clears the NaN scales of the lane's key. Bit b of the result: that of block b was one. Not of scales of groups.
 template <class Config>
 __device__ __forceinline__ std::uint32_t take_nan_scales(ScaleRow<Config::kValue, Config::kD>& row) {
   std::uint32_t blocks = 0;
@@ -21,6 +21,10 @@ __device__ __forceinline__ std::uint32_t take_nan_scales(ScaleRow<Config::kValue
       // One bit of every byte, gathered in the top byte of the product.
       blocks |= ((nan & 0x08040201U) * 0x01010101U) >> 24 << (4 * i);
     }
+  }
+  if constexpr (Config::kValueScale == ScaleKind::row) {
+    blocks = isnan(row.row()) ? 1U : 0U;
+    if (blocks != 0) row.clear();
   }
   return blocks;
 }
@@ -44,7 +48,9 @@ __device__ __forceinline__ void spread_nan(std::uint32_t blocks, const Scores<Co
 #pragma unroll
     for (int k = 0; k < Config::kRowTiles * Config::kChunks * 2; ++k) {
       const int n = k / (Config::kChunks * 2), c = k / 2 % Config::kChunks, j = k % 2;
-      const std::uint32_t block = Config::kValueScale == ScaleKind::e8m0 ? c : 2 * c + g / 4;
+      const std::uint32_t block = Config::kValueScale == ScaleKind::row    ? 0
+                                  : Config::kValueScale == ScaleKind::e8m0 ? c
+                                                                           : 2 * c + g / 4;
       if ((rows >> (8 * n + 4 * j) & nan >> block & 1U) == 0) continue;
       auto& out = state.out[n][c];
       out[0][j] = out[0][2 + j] = out[1][j] = out[1][2 + j] = __int_as_float(0x7FC00000);

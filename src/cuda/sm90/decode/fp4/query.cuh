@@ -70,10 +70,10 @@ __device__ __forceinline__ void put_query_maxima(const DecodeParams& p, const Wo
       if (p.round_q != 0) {
         const std::int32_t r = min(work.piece.row_block * Config::kRows + row, work.sequence.sq * p.group - 1);
         const float* mean = p.centre_q == 0 || p.sequences == nullptr ? nullptr : p.sequences[work.piece.b].q_mean;
-        if (mean != nullptr) {
-          mean += place_row(p, work.piece.head, r).head * Config::kD + chunk * 32 + threadIdx.x % 4 * 8;
-        }
-        round_nvfp4(q, p.q_bf16 != 0, mean);
+        const std::int32_t channels = head_dim<Config>(p);
+        const auto channel = chunk * 32 + static_cast<std::int32_t>(threadIdx.x % 4) * 8;
+        if (mean != nullptr) mean += place_row(p, work.piece.head, r).head * channels + channel;
+        round_nvfp4(q, p.q_bf16 != 0, channel < channels ? mean : nullptr);
       }
     }
     std::uint32_t largest_pair = 0;
