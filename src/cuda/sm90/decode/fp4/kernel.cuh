@@ -44,7 +44,7 @@ class Walk {
       first = checked(first);
       pages_.copy_codes(memory, first);
       pages_.load_scales(first, k_row_, v_row_);
-      if constexpr (Config::kRankOne) current_ = first;
+      if constexpr (Config::kRankOne) first_ = first;
     }
     ptx::commit_copies();
   }
@@ -70,7 +70,7 @@ class Walk {
     if constexpr (Config::kRankOne) {
       // The first tile's terms are loaded here, where the factors are known.
       terms_.enter(*p_, work.piece, exchange.factors);
-      if (terms_.kAhead && count_ > 0) terms_.load(*p_, current_);
+      if (count_ > 0) terms_.load(*p_, first_);
     }
     if (count_ > 1) {
       next_ = checked(next_);
@@ -97,7 +97,6 @@ class Walk {
       }
       Scores<Config> x;
       if constexpr (Config::kRankOne) {
-        if (!terms_.kAhead) terms_.load(*p_, current_);
         terms_.start(*p_, x);
       } else {
         clear_scores<Config>(x);
@@ -113,10 +112,7 @@ class Walk {
       }
       if (i + 1 < count_) {
         pages_.load_scales(next_, k_row_, v_row_);
-        if constexpr (Config::kRankOne) {
-          current_ = next_;
-          if (terms_.kAhead) terms_.load(*p_, current_);
-        }
+        if constexpr (Config::kRankOne) terms_.load(*p_, next_);
       }
       if (i + 2 < count_) {
         next_ = checked(later_);
@@ -165,7 +161,7 @@ class Walk {
   const DecodeParams* p_;
   Pages<Config> pages_;
   std::int32_t base_, count_;
-  Place current_{}, next_{}, later_{};
+  Place first_{}, next_{}, later_{};
   typename Pages<Config>::KeyScales k_row_;
   typename Pages<Config>::ValueScales v_row_;
   RankOneTerms<Config> terms_;

@@ -8,25 +8,20 @@
 
 namespace mpfa::sm90 {
 
-/// Terms of the thread's scores of one tile, loaded a tile ahead where there are registers for it.
+/// Terms of the thread's scores of one tile, loaded a tile ahead.
 template <class Config>
 class RankOneTerms {
  public:
-  static constexpr bool kAhead = Config::kRowTiles <= 2;
-
-  /// The terms become scores in units of `factors` [kRows], which stay where they are.
+  /// The terms become scores in units of `factors` [kRows].
   __device__ __forceinline__ void enter(const DecodeParams& p, const Piece& piece, const float* factors) {
     if (p.rank_one == nullptr) return;
-    factors_ = factors;
-    first_row_ = piece.row_block * Config::kRows;
-    head_ = piece.head * p.rank_one_head;
-    if constexpr (kAhead) {
 #pragma unroll
-      for (int i = 0; i < Config::kRowTiles * 2; ++i) {
-        member_[i / 2][i % 2] = find_member(p, i / 2, i % 2);
-        unit_[i / 2][i % 2] = find_unit(p, i / 2, i % 2);
-      }
+    for (int i = 0; i < Config::kRowTiles * 2; ++i) {
+      const int row = column_row(i / 2, i % 2);
+      member_[i / 2][i % 2] = place_row(p, 0, piece.row_block * Config::kRows + row).head;
+      unit_[i / 2][i % 2] = p.scale * kLog2E / factors[row];
     }
+    head_ = piece.head * p.rank_one_head;
   }
 
   /// Starts the loads of the keys of a tile.
@@ -46,7 +41,7 @@ class RankOneTerms {
       for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const std::int64_t term = at + (kAhead ? member_[n][j] : find_member(p, n, j));
+          const std::int64_t term = at + member_[n][j];
           bits_[n][i][j] = p.rank_one_wide != 0
                                ? __ldg(static_cast<const std::uint32_t*>(p.rank_one) + term)
                                : std::uint32_t{__ldg(static_cast<const std::uint16_t*>(p.rank_one) + term)} << 16;
@@ -60,25 +55,14 @@ class RankOneTerms {
 #pragma unroll
     for (int i = 0; i < Config::kRowTiles * 8; ++i) {
       const int n = i / 8, key = i / 2 % 4, j = i % 2;
-      const float unit = kAhead ? unit_[n][j] : find_unit(p, n, j);
-      x[n][key / 2][key % 2 * 2 + j] = p.rank_one == nullptr ? 0.0F : __uint_as_float(bits_[n][key][j]) * unit;
+      x[n][key / 2][key % 2 * 2 + j] = p.rank_one == nullptr ? 0.0F : __uint_as_float(bits_[n][key][j]) * unit_[n][j];
     }
   }
 
  private:
-  /// Of the group, of the row in column 2 t + j of row tile n.
-  __device__ __forceinline__ std::int32_t find_member(const DecodeParams& p, int n, int j) const {
-    return place_row(p, 0, first_row_ + column_row(n, j)).head;
-  }
-  __device__ __forceinline__ float find_unit(const DecodeParams& p, int n, int j) const {
-    return p.scale * kLog2E / factors_[column_row(n, j)];
-  }
-
   std::uint32_t bits_[Config::kRowTiles][4][2];
   float unit_[Config::kRowTiles][2];
-  std::int32_t member_[Config::kRowTiles][2];
-  const float* factors_;
-  std::int32_t first_row_;
+  std::int32_t member_[Config::kRowTiles][2];  // of the group
   std::int64_t head_;
 };
 
