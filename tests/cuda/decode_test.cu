@@ -42,6 +42,8 @@ void check_formats(const char* k, const char* v, int head_dim) {
   run("one key", [](CaseShape& s) { s.lengths = {1}; });
   run("short", [](CaseShape& s) { s.lengths = {37}; });
   run("several splits", [](CaseShape& s) { s.lengths = {5000}; });
+  run("two blocks for every output",
+      [](CaseShape& s) { s.batch = 8, s.lengths = {900, 900, 899, 870, 900, 890, 900, 897}; });
   run("ragged with an empty one", [](CaseShape& s) { s.batch = 5, s.lengths = {1000, 0, 63, 64, 2049}; });
   run("many sequences", [](CaseShape& s) {
     s.batch = 70, s.lengths.clear();

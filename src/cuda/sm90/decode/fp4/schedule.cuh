@@ -1,7 +1,7 @@
-// Which tiles a block works on. The tiles of all (sequence, row block, KV head) lie in one line that is cut into
-// chunks: a long one for every block, then shorter and shorter ones that blocks take when they are done, because
-// multiprocessors differ in speed. A piece is the part of a chunk inside one (sequence, row block, KV head). With a
-// fixed split every output starts at a multiple of the chunk, so that pieces depend on the sequence alone.
+// Which tiles a block works on. Outputs, each a (sequence, row block, KV head), that are about equally long get the
+// same number of blocks. Otherwise the tiles of all outputs lie in one line that is cut into one chunk for every block,
+// and a piece is the part of a chunk inside one output. With a fixed split every output starts at a multiple of the
+// chunk, so that pieces depend on the sequence alone; blocks take further chunks when they are done.
 #pragma once
 
 #include <cstdint>

@@ -44,8 +44,9 @@ __device__ __noinline__ void prefetch_wide(const DecodeParams& p, const Sequence
   const WideTokens<Config> tokens(p, s, piece);
   const std::int32_t own = static_cast<std::int32_t>(threadIdx.x % 32) / WideTokens<Config>::kLanes;
   for (std::int32_t i = tokens.begin + own; i < tokens.count; i += tokens.step) {
-    ptx::prefetch(tokens.row(p, piece.head, tokens.key(i), true));
-    ptx::prefetch(tokens.row(p, piece.head, tokens.key(i), false));
+    for (const bool k : {true, false}) {
+      if (const uint4* row = tokens.row(p, piece.head, tokens.key(i), k); row != nullptr) ptx::prefetch(row);
+    }
   }
 }
 
