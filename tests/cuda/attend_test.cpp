@@ -87,7 +87,8 @@ TEST_P(WideTokens, LongSequencesInManyPieces) {
 
 INSTANTIATE_TEST_SUITE_P(, WideTokens,
                          testing::Values("mxfp4,sink=16", "mxfp4,recent=32", "nvfp4,recent=page",
-                                         "mxfp4,sink=4,recent=33,centre=mean,v_mean=mean"),
+                                         "mxfp4,sink=4,recent=33,centre=mean,v_mean=mean",
+                                         "kv=fp8_e4m3,p=bf16,sink=5,recent=7", "kv=bf16,p=bf16,recent=9"),
                          [](const auto& p) {
                            std::string name;
                            for (const char ch : std::string(p.param)) name += std::isalnum(ch) != 0 ? ch : '_';
@@ -122,6 +123,8 @@ TEST(BadInput, IsNamed) {
   EXPECT_NE(call.run().message().find("Q is fp8_e5m2; use q=bf16"), std::string::npos);
   call.problem().recipe = recipe("kv=fp8_e5m2,p=bf16");
   EXPECT_NE(call.run().message().find("K is fp8_e5m2 and V is fp8_e5m2; both must be"), std::string::npos);
+  call.problem().recipe = recipe("fp8,sink=4");
+  EXPECT_NE(call.run().message().find("keeps tokens in 16 bits, Q is fp8_e4m3 and P is rounded"), std::string::npos);
   call.problem().recipe = recipe("mxfp4");
   call.tensors().q.data = static_cast<const std::byte*>(call.tensors().q.data) + 2;
   EXPECT_NE(call.run().message().find("multiples of 16 bytes"), std::string::npos);

@@ -99,8 +99,9 @@ void check_recipe_fields(const AttentionProblem& p, Reasons& reasons) {
       format_name(r.q));
   reasons.add_if(r.rotate != Rotate::none, "the recipe rotates; use rotate=none");
   reasons.add_if(keeps_wide_tokens(r) && (!is_wide(r.q.element) || r.p != PMode::bf16),
-                 "the recipe keeps tokens in 16 bits and rounds Q or P to {}; use q=bf16,p=bf16, or sink=0,recent=0",
-                 is_wide(r.q.element) ? "e4m3" : format_name(r.q));
+                 "the recipe keeps tokens in 16 bits, Q is {} and P {}; use q=bf16 or q=fp16 and p=bf16, or "
+                 "sink=0,recent=0",
+                 format_name(r.q), r.p == PMode::bf16 ? "is in 16 bits" : "is rounded");
   reasons.add_if(r.phase_switch, "the recipe has a 16-bit phase; use phase_switch=off");
   reasons.add_if(r.v_mean == VMean::page, "V is centred by page; use v_mean=mean, v_mean=static or v_mean=none");
   reasons.add_if(r.v_residual, "V has an affine residual; use v_residual=off");
