@@ -37,9 +37,11 @@ constexpr int choose_warps(int by_registers, int by_memory) {
   return by_memory >= 4 ? by_memory / 4 * 4 : by_memory;
 }
 
-/// kPlainCase: tiles lie inside pages with rows side by side, no softcap, ALiBi or mask tensor. The general case takes
-/// everything.
-template <int kHeadDim, Operand kKeyOperand, Operand kValueOperand, int kRowTileCount, bool kPlainCase>
+/// What a kernel has code for. plain: tiles lie inside pages with rows side by side. paged: any pages; built for one
+/// row tile. general: also softcap, ALiBi, mask tensors and head dims below kD.
+enum class KernelCase { plain, paged, general };
+
+template <int kHeadDim, Operand kKeyOperand, Operand kValueOperand, int kRowTileCount, KernelCase kCase>
 struct DecodeConfig {
   static constexpr int kD = kHeadDim;
   static constexpr Operand kKey = kKeyOperand, kValue = kValueOperand;
@@ -48,7 +50,7 @@ struct DecodeConfig {
   static constexpr float kKeyUnit = kKeyInfo.unit, kValueUnit = kValueInfo.unit;
   /// Takes the queries of recipe `mpfa`: centred, rounded to nvfp4, with a rank-one term.
   static constexpr bool kRankOne = kKey == Operand::nvfp4 && kValue == Operand::e4m3;
-  static constexpr bool kPlain = kPlainCase;
+  static constexpr bool kPlain = kCase == KernelCase::plain, kGeneral = kCase == KernelCase::general;
   static constexpr int kRowTiles = kRowTileCount;  // of 8 query rows: the columns of one MMA
   static constexpr int kRows = 8 * kRowTiles;
   static constexpr int kChunks = kD / 32;  // 32 channels

@@ -79,9 +79,9 @@ class Walk {
     ptx::commit_copies();
     for (std::int32_t i = 0; i < count_; ++i) {
       const std::int32_t tile = base_ + i * Config::kWarps;
-      const bool masked = tile < full_begin || tile >= full_end || (!Config::kPlain && p_->mask.data != nullptr);
+      const bool masked = tile < full_begin || tile >= full_end || (Config::kGeneral && p_->mask.data != nullptr);
       std::uint32_t nan_blocks = 0;
-      if constexpr (!Config::kPlain) {
+      if constexpr (Config::kGeneral) {
         if (p_->mask.data != nullptr) prefetch_mask<Config>(*p_, exchange.row_bias, tile * kTileKeys);
       }
       bool unseen = false;  // the lane's key, by every row
@@ -123,7 +123,7 @@ class Walk {
 
       score_tile<Config>(codes, key_matrix, key_scales, queries, x);
       if constexpr (Config::kRowTiles > 1) load_factors(exchange, factors);  // registers are scarce
-      if constexpr (!Config::kPlain) {
+      if constexpr (Config::kGeneral) {
         if (p_->finishes_logits) finish_logits<Config>(*p_, exchange, work.sequence, tile * kTileKeys, x);
       }
       if (masked) {
@@ -149,7 +149,7 @@ class Walk {
 #pragma unroll
     for (int i = 0; i < Config::kRowTiles * 2; ++i) {
       const float factor = exchange.factors[column_row(i / 2, i % 2)];
-      factors[i / 2][i % 2] = !Config::kPlain && p_->finishes_logits ? 1.0F : factor;
+      factors[i / 2][i % 2] = Config::kGeneral && p_->finishes_logits ? 1.0F : factor;
     }
   }
   __device__ __forceinline__ Place checked(Place place) {
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) decode(const __grid_const
     if (p.wide != 0) prefetch_wide<Config>(p, work.sequence, work.piece);
     load_shifts<Config>(p, work.sequence, work.piece, exchange);
     if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.counters, 1);
-    if constexpr (!Config::kPlain) load_row_biases<Config>(p, work, exchange.row_bias);
+    if constexpr (Config::kGeneral) load_row_biases<Config>(p, work, exchange.row_bias);
     clear_state<Config>(state);
     __syncthreads();
     store_query<Config>(p, work.piece.head, query, exchange.query_maxima(), exchange.queries, exchange.factors);

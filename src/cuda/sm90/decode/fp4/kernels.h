@@ -14,6 +14,6 @@ struct DecodeKernel {
 };
 
 template <int kHeadDim, Operand kKey, Operand kValue>
-[[nodiscard]] DecodeKernel decode_kernel(std::int32_t row_tiles, bool plain);
+[[nodiscard]] DecodeKernel decode_kernel(std::int32_t row_tiles, KernelCase kind);
 
 }  // namespace mpfa::sm90

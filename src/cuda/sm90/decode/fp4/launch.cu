@@ -10,21 +10,21 @@ namespace mpfa::sm90 {
 namespace {
 
 template <int kHeadDim, std::size_t... i>
-DecodeKernel kernel_for(OperandPair operands, std::int32_t row_tiles, bool plain, std::index_sequence<i...>) {
+DecodeKernel kernel_for(OperandPair operands, std::int32_t row_tiles, KernelCase kind, std::index_sequence<i...>) {
   DecodeKernel kernel;
   const auto take = [&](auto found) {
     if (operands != kOperandPairs[found]) return;
-    kernel = decode_kernel<kHeadDim, kOperandPairs[found].key, kOperandPairs[found].value>(row_tiles, plain);
+    kernel = decode_kernel<kHeadDim, kOperandPairs[found].key, kOperandPairs[found].value>(row_tiles, kind);
   };
   (take(std::integral_constant<std::size_t, i>()), ...);
   return kernel;
 }
 
-DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_t row_tiles, bool plain) {
+DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_t row_tiles, KernelCase kind) {
   constexpr auto kAll = std::make_index_sequence<kOperandPairs.size()>();
-  if (head_dim <= 64) return kernel_for<64>(operands, row_tiles, plain, kAll);
-  if (head_dim <= 128) return kernel_for<128>(operands, row_tiles, plain, kAll);
-  return kernel_for<256>(operands, row_tiles, plain, kAll);
+  if (head_dim <= 64) return kernel_for<64>(operands, row_tiles, kind, kAll);
+  if (head_dim <= 128) return kernel_for<128>(operands, row_tiles, kind, kAll);
+  return kernel_for<256>(operands, row_tiles, kind, kAll);
 }
 
 constexpr std::size_t align(std::size_t n) {
@@ -100,7 +100,9 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.counters = reinterpret_cast<std::int32_t*>(memory + launch.counters);
   params.partial_state = reinterpret_cast<float2*>(memory + launch.states);
   params.partial_out = reinterpret_cast<float*>(memory + launch.outs);
-  const DecodeKernel kernel = kernel_for(shape.head_dim, shape.operands, launch.row_tiles, params.plain != 0);
+  const bool general = params.finishes_logits != 0 || shape.head_dim != kernel_head_dim(shape.head_dim);
+  const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
+  const DecodeKernel kernel = kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind);
   if (const cudaError_t e =
           cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
       e != cudaSuccess) {

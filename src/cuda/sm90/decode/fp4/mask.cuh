@@ -57,33 +57,48 @@ __device__ __forceinline__ void add_alibi(const RowBias* rows, std::int32_t firs
   }
 }
 
-/// A logit under an element of the mask, as bits: by selection, since adding -inf would not remove a NaN.
-__device__ __forceinline__ float masked_logit(const DecodeParams& p, std::uint32_t bits, float logit) {
+/// An element of a mask tensor, as bits.
+template <bool kAdditive>
+__device__ __forceinline__ std::uint32_t load_mask(const std::uint8_t* at) {
+  return kAdditive ? __ldg(reinterpret_cast<const std::uint32_t*>(at)) : __ldg(at);
+}
+
+/// A logit under an element of the mask: by selection, since adding -inf would not remove a NaN.
+template <bool kAdditive>
+__device__ __forceinline__ float masked_logit(std::uint32_t bits, float logit) {
+  if constexpr (!kAdditive) return bits == 0 ? -INFINITY : logit;
   const float bias = __uint_as_float(bits), scaled = bias * kLog2E;
-  const bool hidden = p.mask.additive ? bias == -INFINITY : bits == 0;
-  const float added = p.mask.additive ? (scaled < kLeastBias ? kLeastBias : scaled) : 0.0F;
-  return hidden ? -INFINITY : logit + added;
+  return bias == -INFINITY ? -INFINITY : logit + (scaled < kLeastBias ? kLeastBias : scaled);
 }
 
 /// Keys from `end` on, the last one of the sequence, are not read.
-template <class Config>
+template <class Config, bool kAdditive>
 __device__ __forceinline__ void add_mask(const DecodeParams& p, const RowBias* rows, std::int32_t first,
                                          std::int32_t end, Scores<Config>& x) {
   const std::int32_t key = first + static_cast<std::int32_t>(threadIdx.x % 32 / 4);
+  const bool alike = p.mask.head == 0 && p.group % 2 == 0;  // both columns of a thread are of one token
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {
     std::uint32_t bits[2][4];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      const std::uint8_t* at =
-          rows[column_row(n, k / 4)].mask + static_cast<std::int64_t>(min(key + k % 4 * 8, end - 1)) * p.mask.key;
-      bits[k / 4][k % 4] = p.mask.additive ? __ldg(reinterpret_cast<const std::uint32_t*>(at)) : __ldg(at);
+    for (int j = 0; j < 2; ++j) {
+      if (j == 0 || !alike) {
+        const std::uint8_t* row = rows[column_row(n, j)].mask;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const std::uint8_t* at = row + static_cast<std::int64_t>(min(key + 8 * i, end - 1)) * p.mask.key;
+          bits[j][i] = load_mask<kAdditive>(at);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bits[1][i] = bits[0][i];
+      }
     }
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       const int j = k / 4, i = k % 4;
       float& logit = x[n][i / 2][i % 2 * 2 + j];
-      logit = masked_logit(p, bits[j][i], logit);
+      logit = masked_logit<kAdditive>(bits[j][i], logit);
     }
   }
 }
@@ -94,7 +109,8 @@ __device__ __forceinline__ float biased_logit(const DecodeParams& p, const RowBi
   if (p.alibi_slopes != nullptr) logit = fmaf(-row.slope, static_cast<float>(abs(row.position - key)), logit);
   if (p.mask.data == nullptr) return logit;
   const std::uint8_t* at = row.mask + static_cast<std::int64_t>(key) * p.mask.key;
-  return masked_logit(p, p.mask.additive ? __ldg(reinterpret_cast<const std::uint32_t*>(at)) : __ldg(at), logit);
+  if (p.mask.additive) return masked_logit<true>(load_mask<true>(at), logit);
+  return masked_logit<false>(load_mask<false>(at), logit);
 }
 
 /// Scores become logits in the log2 domain, -inf where the mask tensor hides a key.
@@ -107,7 +123,12 @@ __device__ __forceinline__ void finish_logits(const DecodeParams& p, const Excha
   }
   if (p.softcap > 0.0F) cap_logits<Config>(p, exchange.row_shift, x);
   if (p.alibi_slopes != nullptr) add_alibi<Config>(exchange.row_bias, first, x);
-  if (p.mask.data != nullptr) add_mask<Config>(p, exchange.row_bias, first, s.end, x);
+  if (p.mask.data == nullptr) return;
+  if (p.mask.additive) {
+    add_mask<Config, true>(p, exchange.row_bias, first, s.end, x);
+  } else {
+    add_mask<Config, false>(p, exchange.row_bias, first, s.end, x);
+  }
 }
 
 }  // namespace mpfa::sm90

@@ -102,7 +102,7 @@ __device__ __forceinline__ void store_row(const DecodeParams& p, const Sequence&
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     channel[i] = value_channel<Config::kValue>(quad, i);
-    there[i] = Config::kPlain || channel[i] < channels;
+    there[i] = !Config::kGeneral || channel[i] < channels;
   }
   float v[4] = {x.out.x * scale, x.out.y * scale, x.out.z * scale, x.out.w * scale};
 #pragma unroll

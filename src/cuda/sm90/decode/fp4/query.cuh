@@ -47,7 +47,7 @@ __device__ __forceinline__ RawQuery<Config> load_query(const DecodeParams& p, co
 #pragma unroll
     for (int k = 0; k < 8; k += kRun) {
       const std::int32_t channel = chunk * 32 + k * 4 + static_cast<std::int32_t>(threadIdx.x % 4) * kRun;
-      if (!Config::kPlain && channel >= p.head_dim) continue;
+      if (Config::kGeneral && channel >= p.head_dim) continue;
       load_bytes<kRun * 2>(reinterpret_cast<const std::uint8_t*>(from + k * 4), &raw.q[i][k / 2]);
     }
   });

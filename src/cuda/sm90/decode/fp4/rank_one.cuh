@@ -32,7 +32,7 @@ class RankOneTerms {
     for (int i = 0; i < 4; ++i) {
       const int key = i * 8 + g;
       std::int64_t page = place.page, slot = place.slot + key;
-      if constexpr (!Config::kPlain) {
+      if (!plain_pages<Config>(p)) {
         page = __shfl_sync(0xFFFFFFFFU, place.page, key);
         slot = __shfl_sync(0xFFFFFFFFU, place.slot, key);
       }

@@ -108,15 +108,14 @@ struct ScaleRow {
       }
     }
   }
-  /// Of heads of any dim: a row of scales may start at any byte.
-  __device__ __forceinline__ void load_general(const DecodePages& pages, const std::uint8_t* from,
-                                               std::int32_t head_dim) {
+  /// Of heads with fewer than kD channels: a row of scales may start at any byte.
+  __device__ __forceinline__ void load_part(const DecodePages& pages, const std::uint8_t* from, std::int32_t head_dim) {
     if constexpr (kFixedBytes > 0) {
       constexpr std::int32_t kBlock = kD / kFixedBytes;
-      const std::int32_t bytes = (head_dim + kBlock - 1) / kBlock;
-      if (bytes != kFixedBytes) return load_part(from, bytes);
+      load_bytes_at(from, (head_dim + kBlock - 1) / kBlock);
+    } else {
+      load(pages, from);
     }
-    load(pages, from);
   }
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -150,7 +149,7 @@ struct ScaleRow {
 
  private:
   /// `bytes` and zeros, by way of the aligned words that they lie in.
-  __device__ __forceinline__ void load_part(const std::uint8_t* from, std::int32_t bytes) {
+  __device__ __forceinline__ void load_bytes_at(const std::uint8_t* from, std::int32_t bytes) {
     const auto skip = static_cast<std::int32_t>(reinterpret_cast<std::uintptr_t>(from) % 4);
     const auto* words = reinterpret_cast<const std::uint32_t*>(from - skip);
     std::uint32_t raw[kWords + 1];

@@ -36,7 +36,13 @@ __device__ __forceinline__ std::uint32_t value_scale_place(std::uint32_t key) {
 /// Channels of a head. The general kernel also takes fewer than it has room for: the rest is zeros in shared memory.
 template <class Config>
 __device__ __forceinline__ std::int32_t head_dim(const DecodeParams& p) {
-  return Config::kPlain ? Config::kD : p.head_dim;
+  return Config::kGeneral ? p.head_dim : Config::kD;
+}
+
+/// Whether tiles lie inside pages with rows side by side.
+template <class Config>
+__device__ __forceinline__ bool plain_pages(const DecodeParams& p) {
+  return Config::kPlain || (Config::kGeneral && p.plain != 0);
 }
 
 /// Page id and slot of a key.
@@ -63,7 +69,7 @@ class Pages {
     v_ = p.v.data + head * p.v.data_head + lane % kValueChunks * 16U;
     k_scales_ = p.k.scales + head * p.k.scale_head;
     v_scales_ = p.v.scales + head * p.v.scale_head;
-    if constexpr (Config::kPlain) {
+    if (plain_pages<Config>(p)) {
       k_ += lane / kKeyChunks * Config::kKeyRowBytes;
       v_ += lane / kValueChunks * Config::kValueRowBytes;
       k_scales_ += static_cast<std::int32_t>(lane) * scale_row<KeyScales>(p.k);
@@ -86,14 +92,14 @@ class Pages {
   /// Place of the tile that starts at key `first`; lanes past the length take the place of the last key.
   __device__ __forceinline__ Place locate(std::int32_t first) const {
     std::int32_t key = first;
-    if constexpr (!Config::kPlain) key = min(first + static_cast<std::int32_t>(threadIdx.x % 32), last_);
+    if (!plain_pages<Config>(*p_)) key = min(first + static_cast<std::int32_t>(threadIdx.x % 32), last_);
     const auto page = static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(key), p_->page_div));
     return {__ldg(table_ + page), key - page * p_->page_size};
   }
 
   /// Codes of K and V to `stage`.
   __device__ __forceinline__ void copy_codes(std::uint32_t stage, Place place) const {
-    if constexpr (Config::kPlain) {
+    if (plain_pages<Config>(*p_)) {
       const std::uint8_t* k =
           k_ + static_cast<std::int64_t>(place.page) * p_->k.data_page + place.slot * Config::kKeyRowBytes;
       const std::uint8_t* v =
@@ -105,34 +111,25 @@ class Pages {
           ptx::copy_async16(stage + Config::kKeyBytes + copy_offset<kValueChunks>(copy_value_to_, r), v + r * 512);
         }
       }
+    } else if (Config::kGeneral && p_->head_dim != Config::kD) {
+      copy_rows<false>(stage, place);
     } else {
-#pragma unroll
-      for (std::uint32_t r = 0; r < kMostChunks; ++r) {
-        Row row{};
-        if (r < kKeyChunks) {
-          row = row_of_copy<kKeyChunks>(place, r);
-          copy_part<kKeyChunks>(stage + copy_offset<kKeyChunks>(copy_key_to_, r),
-                                k_ + row.page * p_->k.data_page + row.slot * p_->k.data_row, Config::kKeyInfo.bits);
-        }
-        if (r < kValueChunks) {
-          if (kKeyChunks != kValueChunks) row = row_of_copy<kValueChunks>(place, r);
-          copy_part<kValueChunks>(stage + Config::kKeyBytes + copy_offset<kValueChunks>(copy_value_to_, r),
-                                  v_ + row.page * p_->v.data_page + row.slot * p_->v.data_row, Config::kValueInfo.bits);
-        }
-      }
+      copy_rows<true>(stage, place);
     }
   }
 
   /// Scales of key `lane`. Those past the length are whatever lies there.
   __device__ __forceinline__ void load_scales(Place place, KeyScales& k, ValueScales& v) const {
-    const std::int64_t page = place.page;
-    if constexpr (Config::kPlain) {
+    const std::int64_t page = place.page, slot = place.slot;
+    if (plain_pages<Config>(*p_)) {
       k.load(p_->k, k_scales_ + page * p_->k.scale_page + place.slot * scale_row<KeyScales>(p_->k));
       v.load(p_->v, v_scales_ + page * p_->v.scale_page + place.slot * scale_row<ValueScales>(p_->v));
+    } else if (Config::kGeneral && p_->head_dim != Config::kD) {
+      k.load_part(p_->k, k_scales_ + page * p_->k.scale_page + slot * p_->k.scale_row, p_->head_dim);
+      v.load_part(p_->v, v_scales_ + page * p_->v.scale_page + slot * p_->v.scale_row, p_->head_dim);
     } else {
-      const std::int64_t slot = place.slot;
-      k.load_general(p_->k, k_scales_ + page * p_->k.scale_page + slot * p_->k.scale_row, p_->head_dim);
-      v.load_general(p_->v, v_scales_ + page * p_->v.scale_page + slot * p_->v.scale_row, p_->head_dim);
+      k.load(p_->k, k_scales_ + page * p_->k.scale_page + slot * p_->k.scale_row);
+      v.load(p_->v, v_scales_ + page * p_->v.scale_page + slot * p_->v.scale_row);
     }
   }
 
@@ -150,18 +147,6 @@ class Pages {
   __device__ __forceinline__ static std::uint32_t copy_offset(std::uint32_t first, std::uint32_t r) {
     return (first ^ (kRowChunks < 8 ? 0U : r * (32 / kRowChunks) % 8 * 16)) + r * 512;
   }
-  /// The lane's 16 bytes of a row, zeros past its last channel. Rows start at multiples of 16 bytes, or of 8.
-  template <std::uint32_t kRowChunks>
-  __device__ __forceinline__ void copy_part(std::uint32_t to, const std::uint8_t* from, int bits) const {
-    const std::int32_t row = p_->head_dim * bits / 8;
-    const std::int32_t left = row - static_cast<std::int32_t>(threadIdx.x % kRowChunks * 16);
-    if (row % 16 == 0) {
-      ptx::copy_async_part<true>(to, from, min(max(left, 0), 16));
-    } else {
-      ptx::copy_async_part<false>(to, from, min(max(left, 0), 8));
-      ptx::copy_async_part<false>(to + 8, from + 8, min(max(left - 8, 0), 8));
-    }
-  }
   struct Row {
     std::int64_t page, slot;
   };
@@ -169,6 +154,43 @@ class Pages {
   __device__ __forceinline__ static Row row_of_copy(Place place, std::uint32_t r) {
     const std::uint32_t key = threadIdx.x % 32 / kRowChunks + r * (32 / kRowChunks);
     return {__shfl_sync(0xFFFFFFFFU, place.page, key), __shfl_sync(0xFFFFFFFFU, place.slot, key)};
+  }
+
+  /// Row by row; kWhole: of kD channels.
+  template <bool kWhole>
+  __device__ __forceinline__ void copy_rows(std::uint32_t stage, Place place) const {
+#pragma unroll
+    for (std::uint32_t r = 0; r < kMostChunks; ++r) {
+      Row row{};
+      if (r < kKeyChunks) {
+        row = row_of_copy<kKeyChunks>(place, r);
+        copy_part<kWhole, kKeyChunks>(stage + copy_offset<kKeyChunks>(copy_key_to_, r),
+                                      k_ + row.page * p_->k.data_page + row.slot * p_->k.data_row,
+                                      Config::kKeyInfo.bits);
+      }
+      if (r < kValueChunks) {
+        if (kKeyChunks != kValueChunks) row = row_of_copy<kValueChunks>(place, r);
+        copy_part<kWhole, kValueChunks>(stage + Config::kKeyBytes + copy_offset<kValueChunks>(copy_value_to_, r),
+                                        v_ + row.page * p_->v.data_page + row.slot * p_->v.data_row,
+                                        Config::kValueInfo.bits);
+      }
+    }
+  }
+  /// The lane's 16 bytes of a row, zeros past its last channel. Rows start at multiples of 16 bytes, or of 8.
+  template <bool kWhole, std::uint32_t kRowChunks>
+  __device__ __forceinline__ void copy_part(std::uint32_t to, const std::uint8_t* from, int bits) const {
+    if constexpr (kWhole) {
+      ptx::copy_async16(to, from);
+    } else {
+      const std::int32_t row = p_->head_dim * bits / 8;
+      const std::int32_t left = row - static_cast<std::int32_t>(threadIdx.x % kRowChunks * 16);
+      if (row % 16 == 0) {
+        ptx::copy_async_part<true>(to, from, min(max(left, 0), 16));
+      } else {
+        ptx::copy_async_part<false>(to, from, min(max(left, 0), 8));
+        ptx::copy_async_part<false>(to + 8, from + 8, min(max(left - 8, 0), 8));
+      }
+    }
   }
 
   const DecodeParams* p_;

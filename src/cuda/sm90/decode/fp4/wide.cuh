@@ -116,7 +116,7 @@ __device__ __noinline__ void add_wide(const DecodeParams& p, const Sequence& s, 
       if (p.softcap > 0.0F) {
         logit = p.softcap * kLog2E * tanhf((logit * kLn2 + exchange.row_shift[row]) / p.softcap);
       }
-      if constexpr (!Config::kPlain) logit = biased_logit(p, exchange.row_bias[row], key, logit);
+      if constexpr (Config::kGeneral) logit = biased_logit(p, exchange.row_bias[row], key, logit);
       if (logit == -INFINITY) continue;  // hidden by the mask: its V may be anything
       const float top = fmaxf(max, logit), keep = weight(max, top), probability = weight(logit, top);
       load_channels(v, true, x);
