@@ -70,13 +70,18 @@ struct Workspace {
 
 enum class Device : std::uint8_t { cpu, sm90, sm100, sm120 };
 
-/// The kernel that would run, or the reasons why none does.
+/// The kernel of a problem, or the reasons why there is none.
 struct Support {
   std::string kernel;                // empty when unsupported
   std::vector<std::string> reasons;  // each says what was given, what is allowed, what to do
   [[nodiscard]] bool supported() const { return !kernel.empty(); }
 };
+/// Whether this build has a kernel of `device` for the problem. A GPU need not be there: available() asks the machine.
 [[nodiscard]] Support supports(const AttentionProblem& problem, Device device);
+/// ok when plans for `device` can be made now: the build has its kernels and the current CUDA device is of this kind.
+[[nodiscard]] Status available(Device device);
+/// The kind of the current CUDA device, by compute capability; unsupported: none, or one without kernels.
+[[nodiscard]] Result<Device> cuda_device();
 
 struct Plan {
   AttentionProblem problem;
@@ -89,11 +94,13 @@ struct Plan {
   int multiprocessors = 0;  // GPU: of the device that was current when the plan was made
 };
 
-/// Checks the problem and fixes schedule and workspace; valid for any length up to max_kv.
+/// Checks the problem and fixes schedule and workspace; valid for any length up to max_kv. unsupported: supports() or
+/// available() says why. A plan for a GPU is for the device that is current.
 [[nodiscard]] Result<Plan> plan(const AttentionProblem& problem, Device device);
 /// Runs the plan. Checks every pointer, shape, length and page id before anything is written. Calls may run at the same
 /// time with workspaces and outputs of their own. On a GPU the call enqueues its work and returns: it allocates
-/// nothing, does not wait, and checks what the host can see.
+/// nothing, does not wait, and checks what the host can see: every pointer must be memory of the current device, which
+/// is the one of the plan and of the stream.
 [[nodiscard]] Status attend(const Plan& plan, const AttentionTensors& tensors, Workspace workspace,
                             const Executor& executor = {});
 

@@ -32,7 +32,8 @@ struct SlotWrite {
 ///            not those with scales along the keys or shared by tokens
 /// head dims  a multiple of 16; at most 512 where the whole row shares a scale or has none
 /// alignment  16 bytes for rows of k, v and means, 8 or 16 for rows of codes, the size of a scale for rows of scales
-/// unsupported: another device, format or layout, or no card.
+/// Memory of the host or of another device than the current one is refused. unsupported: another device, format or
+/// layout, no card, or built without CUDA kernels.
 [[nodiscard]] Status write_slots(const SlotWrite& write, Device device);
 
 /// One call of convert_pages on a device. Everything behind a pointer is device memory.

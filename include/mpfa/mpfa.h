@@ -90,6 +90,15 @@ MPFA_API const char* mpfa_version(void);
 /* Call once with MPFA_ABI_VERSION: fails when header and library do not belong together. */
 MPFA_API mpfa_status mpfa_check_abi(int abi_version, mpfa_error* error);
 
+/* ---- devices ---- */
+/* "mpfa 0.1.0: kernels for cpu, sm90 (CUDA 13.0)", or why this build has none for GPUs. */
+MPFA_API const char* mpfa_build_info(void);
+/* MPFA_OK when plans for `device` can be made now: the build has its kernels and the current CUDA device is of the
+ * kind. mpfa_supports answers about the build alone. */
+MPFA_API mpfa_status mpfa_available(mpfa_device device, mpfa_error* error);
+/* The kind of the current CUDA device, by compute capability; MPFA_UNSUPPORTED: none, or one without kernels. */
+MPFA_API mpfa_status mpfa_cuda_device(mpfa_device* device, mpfa_error* error);
+
 /* ---- recipes and formats: names are NULL past the end ---- */
 MPFA_API const char* mpfa_recipe_name(int64_t index);
 MPFA_API const char* mpfa_format_name(int64_t index);
@@ -309,6 +318,21 @@ MPFA_API mpfa_status mpfa_pages_write(const mpfa_cache_config* config, const mpf
                                       const mpfa_pages* v_pages, const mpfa_tensor* k, const mpfa_tensor* v,
                                       const void* slot_mapping, mpfa_dtype slot_dtype, int64_t count,
                                       mpfa_counters* counters, mpfa_error* error);
+/* Writes tokens to pages in GPU memory. Every pointer, also those of the pages, is memory of the current CUDA device.
+ */
+typedef struct mpfa_slot_write {
+  size_t struct_size;
+  const mpfa_pages *k_pages, *v_pages; /* layout "linear" */
+  mpfa_tensor k, v;                    /* [1, n, kv_heads, head_dim] and [1, n, kv_heads, head_dim_v], one dtype */
+  const int64_t* slot_mapping;         /* [n] page * page_size + slot, each at most once; other values are skipped */
+  const float *k_mean, *v_mean;        /* [kv_heads, head_dim], [kv_heads, head_dim_v] to subtract, or NULL */
+  uint64_t* counters;                  /* [3] added to: the fields of mpfa_counters in order; may be NULL */
+  void* stream;                        /* cudaStream_t; NULL: the default stream */
+} mpfa_slot_write;
+MPFA_API void mpfa_slot_write_init(mpfa_slot_write* write, size_t struct_size);
+/* One launch, enqueued; the bytes are those of mpfa_pages_write. For K and V in mxfp4 or both in nvfp4 (any scale
+ * rule), head dims a multiple of 32, rows aligned to 16 bytes. */
+MPFA_API mpfa_status mpfa_write_slots(const mpfa_slot_write* write, mpfa_device device, mpfa_error* error);
 /* A page table in compressed rows (indptr [batch + 1], indices [indices_count], last_page_len [batch]) as page_table
  * [batch, columns] (-1 past a sequence) and lengths [batch]. MPFA_OUT_OF_RANGE when a sequence has more pages. */
 MPFA_API mpfa_status mpfa_page_table_from_csr(const int32_t* indptr, int64_t batch, const int32_t* indices,
@@ -336,11 +360,14 @@ typedef struct mpfa_problem {
   int64_t window_left, window_right;    /* -1: unlimited */
   int32_t causal, has_sinks, has_alibi; /* 0 or 1; bottom-right aligned */
   mpfa_mask_kind mask;
-  int32_t threads; /* most threads of a call; 0: as many as the process may use */
+  int32_t threads;         /* most threads of a call; 0: as many as the process may use */
+  int32_t batch_invariant; /* GPU: 1: a row's bits do not depend on the rest of the batch (the CPU is always so) */
 } mpfa_problem;
 MPFA_API void mpfa_problem_init(mpfa_problem* problem, size_t struct_size); /* defaults: no mask, f32, page_size 64 */
 
-/* Exactly one of cache and view is set. */
+/* Exactly one of cache and view is set. With a plan for a GPU it is the view, and every pointer in it and here is
+ * memory of the current CUDA device, also cu_seqlens_q, page_table, lengths and the array `sequences` with what it
+ * points to. */
 typedef struct mpfa_attend_args {
   size_t struct_size;
   mpfa_tensor q;               /* [batch, sq, q_heads, head_dim], or ragged [1, total_q, q_heads, head_dim] */
@@ -353,6 +380,7 @@ typedef struct mpfa_attend_args {
   const float* alibi_slopes;     /* [q_heads] */
   mpfa_tensor mask;              /* [batch|1, q_heads|1, sq, sk], u8 (0 = masked) or f32 (added) */
   const mpfa_executor* executor; /* what runs the threads of the call; NULL: the library's pool */
+  void* stream;                  /* GPU: the cudaStream_t to enqueue on; NULL: the default stream */
 } mpfa_attend_args;
 MPFA_API void mpfa_attend_args_init(mpfa_attend_args* args, size_t struct_size);
 
@@ -364,7 +392,11 @@ MPFA_API mpfa_status mpfa_plan_create(const mpfa_problem* problem, mpfa_device d
 MPFA_API void mpfa_plan_destroy(mpfa_plan* plan);
 MPFA_API size_t mpfa_plan_workspace_bytes(const mpfa_plan* plan); /* 0 for NULL */
 MPFA_API const char* mpfa_plan_kernel(const mpfa_plan* plan);     /* "" for NULL */
-/* workspace: at least mpfa_plan_workspace_bytes, aligned to 64 bytes, owned by the caller, contents need not be set. */
+/* workspace: at least mpfa_plan_workspace_bytes, aligned to 64 bytes, owned by the caller, contents need not be set;
+ * one for each call that runs at the same time. With a plan for a GPU it is device memory, and the call enqueues and
+ * returns: it allocates nothing and does not wait, so a stream that captures a graph takes it, and the graph holds for
+ * every length and page id that is in memory when it is launched. Memory of the host or of another device is refused.
+ */
 MPFA_API mpfa_status mpfa_attend(const mpfa_plan* plan, const mpfa_attend_args* args, void* workspace,
                                  size_t workspace_bytes, mpfa_error* error);
 /* (Oa, La) + (Ob, Lb) over disjoint keys: o [rows, d], lse [rows]; -inf is the identity. Outputs may alias inputs. */

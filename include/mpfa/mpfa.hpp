@@ -2,6 +2,7 @@
 #pragma once
 
 #include "mpfa/attention.hpp"
+#include "mpfa/build_info.hpp"
 #include "mpfa/cache.hpp"
 #include "mpfa/device_cache.hpp"
 #include "mpfa/executor.hpp"

@@ -8,6 +8,7 @@
 #include "cpu/kernel.hpp"
 #ifdef MPFA_HAVE_CUDA
 #include "cuda/sm90/attention.hpp"
+#include "cuda/sm90/support.hpp"
 #endif
 #include "mpfa/attention.hpp"
 #include "text/heap_full.hpp"
@@ -33,15 +34,6 @@ Status check_workspace(const Plan& plan, Workspace w) {
 }
 
 }  // namespace
-
-Support supports(const AttentionProblem& problem, Device device) {
-  if (const Status s = check_problem(problem); !s.ok()) return {"", {s.message()}};
-  if (device == Device::cpu) return cpu::supports(problem);
-#ifdef MPFA_HAVE_CUDA
-  if (device == Device::sm90) return sm90::supports(problem);
-#endif
-  return {"", {fmt::format("no {} kernel in this build; plan for Device::cpu", device_name(device))}};
-}
 
 Result<Plan> plan(const AttentionProblem& problem, Device device) try {
   MPFA_RETURN_IF_ERROR(check_problem(problem));

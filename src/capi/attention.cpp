@@ -9,13 +9,21 @@ using mpfa::capi::not_null;
 
 namespace {
 
-mpfa::Result<mpfa::AttentionTensors> to_tensors(const mpfa::AttentionProblem& problem, const mpfa_attend_args* args,
+mpfa::Result<mpfa::AttentionTensors> to_tensors(const mpfa::Plan& plan, const mpfa_attend_args* args,
                                                 std::vector<mpfa::SequenceView>& sequences) {
   constexpr const char* kCall = "mpfa_attend";
+  const mpfa::AttentionProblem& problem = plan.problem;
+  const bool on_gpu = plan.multiprocessors > 0;
   if (Status s = check_struct(kCall, "args", args); !s.ok()) return s;
   if ((args->cache == nullptr) == (args->view == nullptr)) {
     return invalid(fmt::format("{}: {} of args->cache and args->view are set; set exactly one", kCall,
                                args->cache == nullptr ? "none" : "both"));
+  }
+  if (on_gpu && args->cache != nullptr) {
+    return invalid(
+        fmt::format("{}: args->cache is in host memory and the plan is for a GPU ({}); set args->view, of "
+                    "device memory",
+                    kCall, plan.kernel));
   }
   const auto q = mpfa::capi::to_view(kCall, "q", args->q);
   if (!q.ok()) return q.status();
@@ -26,9 +34,10 @@ mpfa::Result<mpfa::AttentionTensors> to_tensors(const mpfa::AttentionProblem& pr
 
   mpfa::AttentionTensors tensors;
   if (args->view != nullptr) {
-    const auto view = mpfa::capi::to_cache_view(kCall, *args->view, problem.batch, sequences);
+    const auto view = mpfa::capi::to_cache_view(kCall, *args->view, on_gpu ? 0 : problem.batch, sequences);
     if (!view.ok()) return view.status();
     tensors.cache = view.value();
+    if (on_gpu) tensors.cache.sequences = mpfa::capi::device_sequences(args->view->sequences);
   } else {
     const mpfa::CacheConfig& config = args->cache->cache.config();
     if (config.batch != problem.batch) {
@@ -48,6 +57,7 @@ mpfa::Result<mpfa::AttentionTensors> to_tensors(const mpfa::AttentionProblem& pr
   tensors.sinks = args->sinks;
   tensors.alibi_slopes = args->alibi_slopes;
   tensors.mask = mask.value();
+  tensors.stream = args->stream;
   return tensors;
 }
 
@@ -132,7 +142,7 @@ mpfa_status mpfa_attend(const mpfa_plan* plan, const mpfa_attend_args* args, voi
   return guarded(error, [&]() -> Status {
     MPFA_RETURN_IF_ERROR(not_null("mpfa_attend", "plan", plan));
     std::vector<mpfa::SequenceView> sequences;
-    const auto tensors = to_tensors(plan->plan.problem, args, sequences);
+    const auto tensors = to_tensors(plan->plan, args, sequences);
     if (!tensors.ok()) return tensors.status();
     const auto executor = mpfa::capi::to_executor("mpfa_attend", args->executor);
     if (!executor.ok()) return executor.status();

@@ -43,7 +43,18 @@ SequenceView to_sequence(const mpfa_sequence_view& s) {
   return view;
 }
 
+// The array of the C view is read on the device as it is.
+static_assert(sizeof(mpfa_sequence_view) == sizeof(SequenceView));
+static_assert(offsetof(mpfa_sequence_view, k_mean) == offsetof(SequenceView, k_mean));
+static_assert(offsetof(mpfa_sequence_view, v_beta) == offsetof(SequenceView, v_beta));
+static_assert(offsetof(mpfa_sequence_view, sink_v) == offsetof(SequenceView, sink_v));
+static_assert(offsetof(mpfa_sequence_view, packed_end) == offsetof(SequenceView, packed_end));
+
 }  // namespace
+
+const SequenceView* device_sequences(const mpfa_sequence_view* sequences) {
+  return reinterpret_cast<const SequenceView*>(sequences);
+}
 
 mpfa_status report(const Status& status, mpfa_error* error) {
   const auto code = static_cast<mpfa_status>(status.code());
@@ -135,6 +146,7 @@ Result<AttentionProblem> to_problem(const char* call, const mpfa_problem* p) {
   problem.alibi = p->has_alibi != 0;
   problem.mask = static_cast<MaskTensor>(p->mask);
   problem.threads = p->threads;
+  problem.batch_invariant = p->batch_invariant != 0;
   return problem;
 }
 
@@ -169,7 +181,7 @@ Result<CacheView> to_cache_view(const char* call, const mpfa_cache_view& v, std:
   view.v_page_mean_page_stride = v.v_page_mean_page_stride;
   view.v_page_mean_head_stride = v.v_page_mean_head_stride;
   view.shared_kv = v.shared_kv != 0;
-  if (v.sequences != nullptr) {
+  if (v.sequences != nullptr && batch > 0) {
     for (std::int64_t i = 0; i < batch; ++i) sequences.push_back(to_sequence(v.sequences[i]));
     view.sequences = sequences.data();
   }

@@ -114,7 +114,10 @@ void init_struct(T* s, std::size_t struct_size, T defaults) {
 [[nodiscard]] Result<std::pair<TensorView, std::optional<TensorView>>> to_views(const char* call, const mpfa_tensor* k,
                                                                                 const mpfa_tensor* v);
 [[nodiscard]] Result<AttentionProblem> to_problem(const char* call, const mpfa_problem* p);
+/// The sequences of the view are left to the caller when batch is 0.
 [[nodiscard]] Result<CacheView> to_cache_view(const char* call, const mpfa_cache_view& v, std::int64_t batch,
                                               std::vector<SequenceView>& sequences);
+/// An array in device memory, which the host cannot convert: both structs have one layout.
+[[nodiscard]] const SequenceView* device_sequences(const mpfa_sequence_view* sequences);
 
 }  // namespace mpfa::capi

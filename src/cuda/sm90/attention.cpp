@@ -5,7 +5,6 @@
 #include <bit>
 #include <cstdint>
 #include <limits>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,99 +13,12 @@
 #include "attention/sequences.hpp"
 #include "cuda/sm90/decode/fp4/launch.h"
 #include "cuda/sm90/device.hpp"
+#include "cuda/sm90/support.hpp"
 
 namespace mpfa::sm90 {
 namespace {
 
-constexpr std::int64_t kMostQueries = 16;
-constexpr std::int64_t kFixedSplitKeys = 2048;  // batch_invariant
 constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
-
-class Reasons {
- public:
-  template <class... Args>
-  void add_if(bool condition, fmt::format_string<Args...> text, Args&&... args) {
-    if (condition) all_.push_back("sm90: " + fmt::format(text, std::forward<Args>(args)...));
-  }
-  [[nodiscard]] std::vector<std::string> take() { return std::move(all_); }
-
- private:
-  std::vector<std::string> all_;
-};
-
-/// How the kernel reads a format, or nothing.
-std::optional<Operand> operand_of(const BlockFormat& f) {
-  if (is_fp4(f)) return f.scale == ScaleType::e8m0 ? Operand::mxfp4 : Operand::nvfp4;
-  if (f.axis != PackAxis::head_dim || f.block_keys != 1) return std::nullopt;
-  const bool row = f.scale == ScaleType::f32 && f.block_channels == 0;
-  const bool group = f.scale == ScaleType::f16 && f.block_channels >= 32;
-  switch (f.element) {
-    case Element::e2m1:
-      if (f.scale == ScaleType::f32 && f.block_channels >= 32) return Operand::fp4_f32;
-      return std::nullopt;
-    case Element::int4:
-      if (row || group) return Operand::int4;
-      return std::nullopt;
-    case Element::int8:
-      if (row || group) return Operand::int8;
-      return std::nullopt;
-    case Element::e4m3:
-      if (row || f.rule == ScaleRule::fixed) return Operand::e4m3;
-      return std::nullopt;
-    case Element::bf16: return Operand::bf16;
-    default: return std::nullopt;
-  }
-}
-
-std::optional<OperandPair> operands_of(const Recipe& r) {
-  const std::optional<Operand> key = operand_of(r.k), value = operand_of(r.v);
-  if (!key || !value || !has_decode_kernel(OperandPair{*key, *value})) return std::nullopt;
-  return OperandPair{*key, *value};
-}
-
-/// Whether the kernel of these operands rounds q as the recipe says: to the 8-bit format of K, or for recipe `mpfa` to
-/// nvfp4.
-bool rounds_q(const Recipe& r, const std::optional<OperandPair>& operands) {
-  if (!operands || r.q_terms != 1 || r.q.axis != PackAxis::head_dim || r.q.block_keys != 1) return false;
-  if (*operands == OperandPair{Operand::nvfp4, Operand::e4m3}) return is_fp4(r.q) && r.q.rule == ScaleRule::amax;
-  const bool row = r.q.scale == ScaleType::f32 && r.q.block_channels == 0;
-  return row && r.q.element == r.k.element && (r.q.element == Element::e4m3 || r.q.element == Element::int8);
-}
-
-bool is_wide(Element e) {
-  return e == Element::bf16 || e == Element::f16;
-}
-
-void check_recipe_fields(const AttentionProblem& p, Reasons& reasons) {
-  const Recipe& r = p.recipe;
-  const std::optional<OperandPair> operands = operands_of(r);
-  reasons.add_if(!operands,
-                 "K is {} and V is {}; both must be mxfp4, nvfp4, mxfp4_f32, fp8_e4m3, int8, int4 (any scale rule or "
-                 "group) or bf16, or K nvfp4 and V fp8_e4m3; use one of these or Device::cpu",
-                 format_name(r.k), format_name(r.v));
-  reasons.add_if(!is_wide(r.q.element) && !rounds_q(r, operands),
-                 "Q is {}{}; use q=bf16 or q=fp16, or q=K's format where that is fp8_e4m3 or int8, or q=nvfp4 for K "
-                 "nvfp4 and V fp8_e4m3",
-                 format_name(r.q), r.q_terms == 1 ? "" : " in two terms");
-  reasons.add_if(r.k.element == Element::bf16 && r.q.element == Element::f16, "Q is fp16 and K is bf16; use q=bf16");
-  reasons.add_if(r.p != PMode::bf16 && !(r.p == PMode::e4m3 && operands && operands->value == Operand::e4m3),
-                 "P is rounded to something other than 16 bits; use p=bf16, or p=e4m3 where V is fp8_e4m3");
-  const bool centres = r.q_centre == QCentre::mean || r.q_centre == QCentre::fixed;
-  reasons.add_if(
-      r.q_centre != QCentre::none && !(centres && is_fp4(r.q)),
-      "Q is centred and is {}; use q_centre=none,rank_one=off, or the mean of the prompt or a calibrated one "
-      "with q=nvfp4",
-      format_name(r.q));
-  reasons.add_if(r.rotate != Rotate::none, "the recipe rotates; use rotate=none");
-  reasons.add_if(keeps_wide_tokens(r) && (!is_wide(r.q.element) || r.p != PMode::bf16),
-                 "the recipe keeps tokens in 16 bits, Q is {} and P {}; use q=bf16 or q=fp16 and p=bf16, or "
-                 "sink=0,recent=0",
-                 format_name(r.q), r.p == PMode::bf16 ? "is in 16 bits" : "is rounded");
-  reasons.add_if(r.phase_switch, "the recipe has a 16-bit phase; use phase_switch=off");
-  reasons.add_if(r.v_mean == VMean::page, "V is centred by page; use v_mean=mean, v_mean=static or v_mean=none");
-  reasons.add_if(r.v_residual, "V has an affine residual; use v_residual=off");
-  reasons.add_if(r.logit_cap > 0.0F, "logit_cap is set; use logit_cap=0");
-}
 
 DecodeShape decode_shape(const AttentionProblem& p) {
   DecodeShape s;
@@ -181,17 +93,27 @@ bool rows_side_by_side(const DecodePages& pages, const BlockFormat& f, std::int6
   return pages.data_row == rows.data_row_bytes && (pages.scales == nullptr || pages.scale_row == rows.scale_row_bytes);
 }
 
-/// A wrong device would end in an illegal access that poisons the process. Checks one pointer of every kind of
-/// argument.
+/// A wrong device would end in an illegal access that poisons the process.
 Status check_pointers(const AttentionTensors& t, Workspace workspace) {
-  MPFA_RETURN_IF_ERROR(check_on_device("q", t.q.data));
-  MPFA_RETURN_IF_ERROR(check_on_device("out", t.out.data));
-  MPFA_RETURN_IF_ERROR(check_on_device("cache.k", t.cache.k.data));
-  MPFA_RETURN_IF_ERROR(check_on_device("cache.v", t.cache.v.data));
-  MPFA_RETURN_IF_ERROR(check_on_device("cache.page_table", t.cache.page_table));
-  MPFA_RETURN_IF_ERROR(check_on_device("cache.lengths", t.cache.lengths));
-  MPFA_RETURN_IF_ERROR(check_on_device("mask", t.mask.data));
-  return check_on_device("the workspace", workspace.data);
+  const CacheView& c = t.cache;
+  return check_device_memory("attend", {{"q", t.q.data},
+                                        {"out", t.out.data},
+                                        {"lse", t.lse},
+                                        {"cu_seqlens_q", t.cu_seqlens_q},
+                                        {"sinks", t.sinks},
+                                        {"alibi_slopes", t.alibi_slopes},
+                                        {"mask", t.mask.data},
+                                        {"cache.k.data", c.k.data},
+                                        {"cache.k.scales", c.k.scales},
+                                        {"cache.k.global", c.k.global},
+                                        {"cache.v.data", c.v.data},
+                                        {"cache.v.scales", c.v.scales},
+                                        {"cache.v.global", c.v.global},
+                                        {"cache.rank_one", c.rank_one},
+                                        {"cache.page_table", c.page_table},
+                                        {"cache.lengths", c.lengths},
+                                        {"cache.sequences", c.sequences},
+                                        {"the workspace", workspace.data}});
 }
 
 std::int32_t window(std::int64_t keys) {
@@ -200,42 +122,16 @@ std::int32_t window(std::int64_t keys) {
 
 }  // namespace
 
-Support supports(const AttentionProblem& p) {
-  Reasons reasons;
-  check_recipe_fields(p, reasons);
-  const std::optional<OperandPair> operands = operands_of(p.recipe);
-  reasons.add_if(
-      p.head_dim != p.head_dim_v || (operands && !has_decode_kernel(*operands, p.head_dim)),
-      "head_dim is {} and head_dim_v {}; both must be 64, 128 or 256, or for formats other than int4, int8 and "
-      "mxfp4_f32 the same multiple of 16 from 32 to 256",
-      p.head_dim, p.head_dim_v);
-  reasons.add_if(keeps_wide_tokens(p.recipe) && p.head_dim != kernel_head_dim(static_cast<std::int32_t>(p.head_dim)),
-                 "head_dim is {} and the recipe keeps tokens in 16 bits; that takes 64, 128 or 256", p.head_dim);
-  reasons.add_if(p.max_q > kMostQueries, "max_q is {}; the decode kernel takes 1 to {} queries of a sequence", p.max_q,
-                 kMostQueries);
-  reasons.add_if(p.q_dtype == DType::f32, "q is f32; convert it to bf16 or f16");
-  const std::int64_t rows = p.q_heads / p.kv_heads * p.max_q;
-  std::int64_t tiles = 0;
-  const bool too_large = __builtin_mul_overflow(p.batch * p.kv_heads * ((rows + 7) / 8),
-                                                p.max_kv / kTileKeys + 2 + kFixedSplitKeys / kTileKeys, &tiles) ||
-                         tiles > kMaxInt || p.max_kv > kMaxInt / 2;
-  reasons.add_if(too_large, "batch {} x kv_heads {} x max_kv {} is more than 2^31 tiles of {} keys; split the batch",
-                 p.batch, p.kv_heads, p.max_kv, kTileKeys);
-  if (const Result<int> device = current_device(); !device.ok()) {
-    std::vector<std::string> all = reasons.take();
-    all.push_back(device.status().message());
-    return {"", std::move(all)};
-  }
-  std::vector<std::string> all = reasons.take();
-  if (all.empty()) return {kKernelName, {}};
-  return {"", std::move(all)};
-}
-
 Status plan(Plan& plan) {
   const Result<int> device = current_device();
   if (!device.ok()) return device.status();
+  const DecodeShape shape = decode_shape(plan.problem);
+  if (!has_decode_kernel(shape.operands, plan.problem.head_dim)) {
+    return {StatusCode::internal,
+            fmt::format("plan: sm90: no kernel was compiled for head_dim {}; please report it", plan.problem.head_dim)};
+  }
   plan.multiprocessors = device.value();
-  const DecodeLaunch launch = plan_decode(decode_shape(plan.problem), plan.multiprocessors);
+  const DecodeLaunch launch = plan_decode(shape, plan.multiprocessors);
   plan.split_keys = static_cast<std::int64_t>(launch.fixed_split) * kTileKeys;
   plan.workspace_bytes = launch.workspace_bytes;
   return {};

@@ -32,6 +32,9 @@ Result<MutablePages> convert_pages(const PageConversion& c) {
                    c.ids == nullptr ? "null" : "given", c.n);
   }
   if (const Result<int> device = current_device(); !device.ok()) return device.status();
+  MPFA_RETURN_IF_ERROR(check_device_memory(
+      kCall,
+      {{"pages", c.pages.data}, {"ids", c.ids}, {"mean", c.mean}, {"global", c.global}, {"counters", c.counters}}));
   if (c.n == 0 || kind.num_pages == 0) return packed;
   ConvertParams p{};
   p.row = row.value();

@@ -22,27 +22,28 @@ Result<int> current_device() {
                             device, major)};
 }
 
-Status check_on_device(const char* name, const void* pointer) {
-  if (pointer == nullptr) return {};  // whether it may be null was checked before
-  int device = 0;
-  cudaPointerAttributes attributes{};
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess) e = cudaPointerGetAttributes(&attributes, pointer);
-  if (e != cudaSuccess) return {StatusCode::internal, fmt::format("attend: {}: {}", name, cudaGetErrorString(e))};
-  const bool shared = attributes.type == cudaMemoryTypeManaged || attributes.type == cudaMemoryTypeHost;
-  if (shared || (attributes.type == cudaMemoryTypeDevice && attributes.device == device)) return {};
-  const std::string where =
-      attributes.type == cudaMemoryTypeDevice ? fmt::format("on device {}", attributes.device) : "memory of the host";
-  return {StatusCode::invalid_argument,
-          fmt::format("attend: {} is not memory of the current device, {}, but {}; copy it there or make its device "
-                      "current",
-                      name, device, where)};
-}
-
-bool is_fp4(const BlockFormat& f) {
-  const bool mx = f.scale == ScaleType::e8m0 && f.block_channels == 32;
-  const bool nv = f.scale == ScaleType::e4m3 && f.block_channels == 16;
-  return f.element == Element::e2m1 && f.axis == PackAxis::head_dim && (mx || nv);
+Status check_device_memory(const char* call, std::initializer_list<NamedPointer> pointers) {
+  int current = 0;
+  if (const cudaError_t e = cudaGetDevice(&current); e != cudaSuccess) {
+    return {StatusCode::unsupported, fmt::format("{}: no CUDA device ({})", call, cudaGetErrorString(e))};
+  }
+  for (const auto& [name, data] : pointers) {
+    if (data == nullptr) continue;  // whether it may be null was checked before
+    cudaPointerAttributes a{};
+    if (const cudaError_t e = cudaPointerGetAttributes(&a, data); e != cudaSuccess) {
+      return {StatusCode::internal, fmt::format("{}: {}: {}", call, name, cudaGetErrorString(e))};
+    }
+    const bool here = a.type == cudaMemoryTypeDevice && a.device == current;
+    if (here || a.type == cudaMemoryTypeManaged) continue;
+    const std::string where = a.type == cudaMemoryTypeDevice ? fmt::format("of device {}", a.device)
+                              : a.type == cudaMemoryTypeHost ? "pinned memory of the host"
+                                                             : "memory of the host";
+    return {StatusCode::invalid_argument,
+            fmt::format("{}: {} is not memory of the current device, {}, but {}; copy it there or make its device "
+                        "current",
+                        call, name, current, where)};
+  }
+  return {};
 }
 
 }  // namespace mpfa::sm90

@@ -1,7 +1,8 @@
 // What the host code of all sm_90 kernels asks first.
 #pragma once
 
-#include "mpfa/formats.hpp"
+#include <initializer_list>
+
 #include "mpfa/status.hpp"
 
 namespace mpfa::sm90 {
@@ -9,10 +10,12 @@ namespace mpfa::sm90 {
 /// Multiprocessors of the current device, or why it is no sm_90.
 [[nodiscard]] Result<int> current_device();
 
-/// Whether `pointer` is memory that kernels of the current device may use; `name` is of the call's argument.
-[[nodiscard]] Status check_on_device(const char* name, const void* pointer);
-
-/// mxfp4 or nvfp4 along the head dim, any scale rule.
-[[nodiscard]] bool is_fp4(const BlockFormat& f);
+struct NamedPointer {
+  const char* name;
+  const void* data;
+};
+/// ok when every pointer that is not null is memory of the current device (or managed). `call` is for the message. Asks
+/// the driver and waits for nothing; allowed while a stream is captured.
+[[nodiscard]] Status check_device_memory(const char* call, std::initializer_list<NamedPointer> pointers);
 
 }  // namespace mpfa::sm90

@@ -128,6 +128,27 @@ Status write_slots(const SlotWrite& w) {
     return invalid("{} pages of {} tokens are more than {} slots; use several pools", kind.num_pages, kind.page_size,
                    kMaxInt);
   }
+  const MutablePages &kp = w.k_pages, &vp = w.v_pages;
+  MPFA_RETURN_IF_ERROR(check_device_memory("write_slots", {{"k", w.k.data},
+                                                           {"v", w.v.data},
+                                                           {"slot_mapping", w.slot_mapping},
+                                                           {"k_mean", w.k_mean},
+                                                           {"v_mean", w.v_mean},
+                                                           {"counters", w.counters},
+                                                           {"k_pages.data", kp.data},
+                                                           {"k_pages.scales", kp.scales},
+                                                           {"k_pages.global", kp.bytes.global},
+                                                           {"v_pages.data", vp.data},
+                                                           {"v_pages.scales", vp.scales},
+                                                           {"v_pages.global", vp.bytes.global}}));
+  if (const Rope* const r = w.rope; r != nullptr) {
+    MPFA_RETURN_IF_ERROR(check_device_memory("write_slots", {{"rope.cos", r->cos.data},
+                                                             {"rope.sin", r->sin.data},
+                                                             {"rope.positions", r->positions},
+                                                             {"rope.q", r->q.data},
+                                                             {"rope.q_out", r->q_out.data},
+                                                             {"rope.q_positions", r->q_positions}}));
+  }
   AppendParams p{};
   p.operands = latent ? 1 : 2;
   MPFA_RETURN_IF_ERROR(fill_operand("k", w.k, dtype, n, w.k_mean, w.k_pages, p.operand[0]));

@@ -1,0 +1,68 @@
+// Devices, and writes to pages in GPU memory, behind the C ABI.
+#include "capi/pages.hpp"
+#include "mpfa/build_info.hpp"
+#include "mpfa/device_cache.hpp"
+
+using mpfa::Status;
+using mpfa::capi::check_struct;
+using mpfa::capi::guarded;
+using mpfa::capi::not_null;
+
+extern "C" {
+
+const char* mpfa_build_info(void) {
+  static const std::string text = mpfa::build_text();
+  return text.c_str();
+}
+
+mpfa_status mpfa_available(mpfa_device device, mpfa_error* error) {
+  return guarded(error, [&]() -> Status {
+    const auto target = mpfa::capi::to_device("mpfa_available", device);
+    if (!target.ok()) return target.status();
+    return mpfa::available(target.value());
+  });
+}
+
+mpfa_status mpfa_cuda_device(mpfa_device* device, mpfa_error* error) {
+  return guarded(error, [&]() -> Status {
+    MPFA_RETURN_IF_ERROR(not_null("mpfa_cuda_device", "device", device));
+    const auto found = mpfa::cuda_device();
+    if (!found.ok()) return found.status();
+    *device = static_cast<mpfa_device>(found.value());
+    return {};
+  });
+}
+
+void mpfa_slot_write_init(mpfa_slot_write* write, size_t struct_size) {
+  mpfa::capi::init_struct(write, struct_size, mpfa_slot_write{});
+}
+
+mpfa_status mpfa_write_slots(const mpfa_slot_write* write, mpfa_device device, mpfa_error* error) {
+  static_assert(sizeof(uint64_t) == sizeof(unsigned long long));
+  return guarded(error, [&]() -> Status {
+    constexpr const char* kCall = "mpfa_write_slots";
+    if (Status s = check_struct(kCall, "write", write); !s.ok()) return s;
+    const auto target = mpfa::capi::to_device(kCall, device);
+    if (!target.ok()) return target.status();
+    const auto kp = mpfa::capi::to_mutable(kCall, "k_pages", write->k_pages);
+    if (!kp.ok()) return kp.status();
+    const auto vp = mpfa::capi::to_mutable(kCall, "v_pages", write->v_pages);
+    if (!vp.ok()) return vp.status();
+    const auto k = mpfa::capi::to_view(kCall, "k", write->k), v = mpfa::capi::to_view(kCall, "v", write->v);
+    if (!k.ok()) return k.status();
+    if (!v.ok()) return v.status();
+    mpfa::SlotWrite call;
+    call.k_pages = kp.value();
+    call.v_pages = vp.value();
+    call.k = k.value();
+    call.v = v.value();
+    call.slot_mapping = write->slot_mapping;
+    call.k_mean = write->k_mean;
+    call.v_mean = write->v_mean;
+    call.counters = reinterpret_cast<unsigned long long*>(write->counters);
+    call.stream = write->stream;
+    return mpfa::write_slots(call, target.value());
+  });
+}
+
+}  // extern "C"
