@@ -4,13 +4,14 @@
 #include <nanobind/stl/string.h>
 
 #include "cache/convert.hpp"
+#include "extension/device_arrays.hpp"
 #include "extension/exchange.hpp"
 
 namespace mpfa::python {
 
 namespace {
 
-constexpr int kCpu = 1, kPinned = 3;  // DLPack device types whose memory this process can read
+constexpr int kCpu = 1, kCuda = 2, kPinned = 3, kManaged = 13;  // DLPack device types
 
 std::string type_text(nb::handle x) {
   return nb::cast<std::string>(nb::str(x.type().attr("__name__")));
@@ -48,6 +49,33 @@ bool import_dlpack(nb::handle x, bool writable, Array& a) {
   return true;
 }
 
+/// What `a.owner` holds.
+nb::dlpack::dltensor tensor_of(const Array& a) {
+  nb::dlpack::dltensor t{};
+  t.data = const_cast<void*>(a.owner.data());
+  t.device = {a.owner.device_type(), a.owner.device_id()};
+  t.ndim = static_cast<std::int32_t>(a.owner.ndim());
+  t.dtype = a.owner.dtype();
+  t.shape = const_cast<std::int64_t*>(a.owner.shape_ptr());
+  t.strides = const_cast<std::int64_t*>(a.owner.stride_ptr());
+  return t;
+}
+
+void check_place(const nb::dlpack::dltensor& t, const char* name, Place place, Array& a) {
+  const int type = t.device.device_type;
+  const bool host = type == kCpu || type == kPinned;
+  a.on_device = type == kCuda || type == kManaged;
+  if (place == Place::device && host) {
+    fail("{} is in host memory; an array in the memory of the current CUDA device is needed: copy it there", name);
+  }
+  if (host || (a.on_device && place != Place::host)) return;
+  if (place != Place::host) {
+    fail("{} is on a device that is no CUDA device (DLPack device type {}); copy it to one", name, type);
+  }
+  fail("{} is on another device (DLPack device type {}); this call computes on the CPU: copy it there first{}", name,
+       type, a.on_device ? ", or attend on the GPU with mpfa.DevicePageView" : "");
+}
+
 }  // namespace
 
 const char* dtype_text(DType t) {
@@ -63,30 +91,31 @@ std::string shape_text(const Array& a) {
   return fmt::format("[{}]", fmt::join(a.shape.begin(), a.shape.begin() + a.ndim, ", "));
 }
 
-Array import_array(nb::handle x, const char* name, bool writable) {
+Array import_array(nb::handle x, const char* name, bool writable, Place place) {
   Array a;
   a.object = nb::borrow(x);
   bool bf16_bits = false;
-  nb::dlpack::dltensor t;
-  if (!import_exchange(x, t)) {
+  nb::dlpack::dltensor t{};
+  CudaInterface interface;
+  if (import_exchange(x, t)) {
+  } else if (place != Place::host && import_cuda_interface(x, name, writable, interface)) {
+    t = interface.tensor();
+  } else if (place != Place::host && import_device_dlpack(x, a.owner)) {
+    t = tensor_of(a);
+  } else {
     if (!import_dlpack(x, writable, a)) {
       bf16_bits = is_bfloat16_numpy(x);  // NumPy exports its own dtypes only, so the bits go as uint16
       if (!bf16_bits || !import_dlpack(x.attr("view")("uint16"), writable, a)) {
-        fail("{} is a {}{}; a CPU array of NumPy, torch or another DLPack library is needed{}", name, type_text(x),
-             writable ? " that cannot be written" : "", writable ? ", not a read-only one" : "");
+        const char* const wanted = place == Place::device
+                                       ? "a CUDA array (torch, __cuda_array_interface__ or __dlpack__)"
+                                       : "a CPU array of NumPy, torch or another DLPack library";
+        fail("{} is a {}{}; {} is needed{}", name, type_text(x), writable ? " that cannot be written" : "", wanted,
+             writable ? ", not a read-only one" : "");
       }
     }
-    t.data = const_cast<void*>(a.owner.data());
-    t.device = {a.owner.device_type(), a.owner.device_id()};
-    t.ndim = static_cast<std::int32_t>(a.owner.ndim());
-    t.dtype = a.owner.dtype();
-    t.shape = const_cast<std::int64_t*>(a.owner.shape_ptr());
-    t.strides = const_cast<std::int64_t*>(a.owner.stride_ptr());
+    t = tensor_of(a);
   }
-  if (t.device.device_type != kCpu && t.device.device_type != kPinned) {
-    fail("{} is on another device (DLPack device type {}); this build computes on the CPU: copy it there first", name,
-         t.device.device_type);
-  }
+  check_place(t, name, place, a);
   const auto dtype = bf16_bits ? std::optional(DType::bf16) : dtype_of(t.dtype);
   if (!dtype) {
     fail(
@@ -109,8 +138,8 @@ Array import_array(nb::handle x, const char* name, bool writable) {
   return a;
 }
 
-Array import_rows(nb::handle x, const char* name, bool ragged, bool writable) {
-  Array a = import_array(x, name, writable);
+Array import_rows(nb::handle x, const char* name, bool ragged, bool writable, Place place) {
+  Array a = import_array(x, name, writable, place);
   const int wanted = ragged ? 3 : 4;
   if (a.ndim != wanted) {
     fail("{} has shape {}; {} is needed", name, shape_text(a),
@@ -121,6 +150,27 @@ Array import_rows(nb::handle x, const char* name, bool ragged, bool writable) {
     a.shape = {1, a.shape[0], a.shape[1], a.shape[2]};
     a.stride = {a.stride[0] * a.shape[1], a.stride[0], a.stride[1], a.stride[2]};
     a.ndim = 4;
+  }
+  return a;
+}
+
+Array import_dense(nb::handle x, const char* name, DType dtype, const std::vector<std::int64_t>& shape, bool writable) {
+  Array a = import_array(x, name, writable, Place::device);
+  bool fits = a.dtype == dtype && a.ndim == static_cast<int>(shape.size());
+  for (int i = 0; fits && i < a.ndim; ++i) fits = shape[i] == -1 || shape[i] == a.shape[i];
+  if (!fits) {
+    std::vector<std::string> wanted;
+    for (const std::int64_t n : shape) wanted.push_back(n == -1 ? "any" : std::to_string(n));
+    fail("{} is {} of shape {}; {} [{}] is needed: convert it", name, dtype_text(a.dtype), shape_text(a),
+         dtype_text(dtype), fmt::join(wanted, ", "));
+  }
+  std::int64_t step = 1;
+  for (int i = a.ndim - 1; i >= 0; --i) {
+    if (a.shape[i] > 1 && a.stride[i] != step) {
+      fail("{} has strides [{}] for shape {}; pass a contiguous array", name,
+           fmt::join(a.stride.begin(), a.stride.begin() + a.ndim, ", "), shape_text(a));
+    }
+    step *= a.shape[i];
   }
   return a;
 }

@@ -39,6 +39,9 @@ T take(Result<T> result) {
   return std::move(result).value();
 }
 
+/// Where the memory of an array may be: of the host (also pinned), or of a CUDA device.
+enum class Place { host, device, any };
+
 /// A view of the memory of a Python array, which it keeps alive.
 struct Array {
   nb::object object;
@@ -46,6 +49,7 @@ struct Array {
   void* data = nullptr;
   DType dtype = DType::f32;
   bool boolean = false;  // a u8 whose values are truth values
+  bool on_device = false;
   int ndim = 0;
   std::array<std::int64_t, 4> shape{1, 1, 1, 1};
   std::array<std::int64_t, 4> stride{0, 0, 0, 0};  // elements
@@ -54,11 +58,16 @@ struct Array {
   [[nodiscard]] MutableTensorView mutable_view() const { return {data, dtype, shape, stride}; }
 };
 
-/// Imports a CPU array of 1 to 4 dimensions; `name` is for messages. Unused (last) dimensions get extent 1.
-/// `writable`: refuse read-only memory.
-[[nodiscard]] Array import_array(nb::handle x, const char* name, bool writable = false);
+/// Imports an array of 1 to 4 dimensions; `name` is for messages. Unused (last) dimensions get extent 1.
+/// `writable`: refuse read-only memory. Device arrays come by DLPack or __cuda_array_interface__, and no stream is made
+/// to wait: the caller orders the work.
+[[nodiscard]] Array import_array(nb::handle x, const char* name, bool writable = false, Place place = Place::host);
 /// The same for arrays [batch, rows, heads, d] or, when `ragged`, [rows, heads, d] as [1, rows, heads, d].
-[[nodiscard]] Array import_rows(nb::handle x, const char* name, bool ragged, bool writable = false);
+[[nodiscard]] Array import_rows(nb::handle x, const char* name, bool ragged, bool writable = false,
+                                Place place = Place::host);
+/// Imports a device array of exactly this dtype and shape, contiguous; -1 in `shape` takes any extent.
+[[nodiscard]] Array import_dense(nb::handle x, const char* name, DType dtype, const std::vector<std::int64_t>& shape,
+                                 bool writable = false);
 /// Values of a floating array of exactly `shape` as fp32.
 [[nodiscard]] std::vector<float> import_floats(nb::handle x, const char* name, const std::vector<std::int64_t>& shape);
 /// The same, or an empty vector for None.

@@ -7,8 +7,10 @@
 #include <cmath>
 #include <numeric>
 
+#include "attention/names.hpp"
 #include "cache/convert.hpp"
 #include "extension/bindings.hpp"
+#include "extension/problem.hpp"
 #include "extension/runner.hpp"
 
 namespace mpfa::python {
@@ -161,54 +163,20 @@ void merge(nb::handle o_a, nb::handle lse_a, nb::handle o_b, nb::handle lse_b, n
   for (std::int64_t row = 0; row < rows; ++row) static_cast<float*>(out_lse.data)[heads_first(row)] = row_lse[row];
 }
 
-Device device_of(const std::string& name) {
-  if (name == "cpu") return Device::cpu;
-  if (name == "sm90") return Device::sm90;
-  if (name == "sm100") return Device::sm100;
-  if (name == "sm120") return Device::sm120;
-  fail("supports: device '{}' is not known; use cpu, sm90, sm100 or sm120", name);
-}
-
-DType q_dtype_of(const std::string& name) {
-  for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
-    if (name == dtype_text(t)) return t;
-  }
-  fail("supports: q_dtype '{}' is not known; use float32, bfloat16 or float16", name);
-}
-
-MaskTensor mask_of(const std::string& name) {
-  if (name == "none") return MaskTensor::none;
-  if (name == "boolean") return MaskTensor::boolean;
-  if (name == "additive") return MaskTensor::additive;
-  fail("supports: mask '{}' is not known; use none, boolean or additive", name);
-}
-
-std::pair<std::string, std::vector<std::string>> ask_support(
-    const std::string& recipe, const std::string& device, const std::string& q_dtype, const std::string& mask,
-    std::int64_t batch, std::int64_t max_q, std::int64_t max_kv, std::int64_t q_heads, std::int64_t kv_heads,
-    std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t page_size, float softmax_scale, float softcap,
-    bool causal, std::int64_t window_left, std::int64_t window_right, bool sinks, bool alibi) {
-  AttentionProblem p;
-  p.recipe = take(parse_recipe(recipe));
-  p.batch = batch;
-  p.max_q = max_q;
-  p.max_kv = max_kv;
-  p.q_heads = q_heads;
-  p.kv_heads = kv_heads;
-  p.head_dim = head_dim;
-  p.head_dim_v = head_dim_v;
-  p.page_size = page_size;
-  p.q_dtype = p.out_dtype = q_dtype_of(q_dtype);
-  p.mask = mask_of(mask);
-  p.softmax_scale = softmax_scale;
-  p.softcap = softcap;
-  p.causal = causal;
-  p.window_left = window_left;
-  p.window_right = window_right;
-  p.sinks = sinks;
-  p.alibi = alibi;
-  const Support support = supports(p, device_of(device));
+std::pair<std::string, std::vector<std::string>> ask_support(const nb::tuple& problem, const std::string& device) {
+  const AttentionProblem p = import_problem(problem);
+  const Result<Device> kind = device_kind(device);
+  if (!kind.ok()) return {"", {kind.status().message()}};
+  const Support support = supports(p, kind.value());
   return {support.kernel, support.reasons};
+}
+
+/// The kind of a device, or why it is not available.
+std::pair<std::string, std::string> ask_available(const std::string& device) {
+  const Result<Device> kind = device_kind(device);
+  if (!kind.ok()) return {"", kind.status().message()};
+  const Status s = available(kind.value());
+  return {s.ok() ? device_name(kind.value()) : "", s.message()};
 }
 
 }  // namespace
@@ -218,6 +186,7 @@ void bind_attention(nb::module_& m) {
   m.def("attend", &attend_tensors, nb::arg(), any, any, any, any, any, nb::arg(), any, any, any, any, any, any);
   m.def("merge", &merge, any, any, any, any, any, any);
   m.def("supports", &ask_support);
+  m.def("available", &ask_available);
 }
 
 }  // namespace mpfa::python

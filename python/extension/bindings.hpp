@@ -23,5 +23,6 @@ void bind_kvcache(nb::module_& m);
 void bind_formats(nb::module_& m);
 void bind_pages(nb::module_& m);
 void bind_page_view(nb::module_& m);
+void bind_device(nb::module_& m);
 
 }  // namespace mpfa::python

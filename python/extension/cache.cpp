@@ -195,6 +195,7 @@ void bind_cache(nb::module_& m) {
       .def("load", &Cache::load)
       .def("import_pages", &Cache::import_pages, nb::arg(), nb::arg(), nb::arg(), any, nb::arg())
       .def("export_pages", &Cache::export_pages, nb::arg(), nb::arg(), nb::arg(), any)
+      .def("copy_means", &Cache::copy_means, any, any)
       .def("copy_page", &Cache::copy_page)
       .def("set_pages", &Cache::set_pages, nb::arg(), any)
       .def("page_table", [](Cache& c) { return c.ask(used_pages); })
@@ -202,6 +203,12 @@ void bind_cache(nb::module_& m) {
       .def("memory_bytes", [](Cache& c) { return c.ask([](const PagedCache& p) { return p.memory_bytes(); }); })
       .def("free_pages", [](Cache& c) { return c.ask([](const PagedCache& p) { return p.free_pages(); }); })
       .def("num_pages", [](Cache& c) { return c.ask([](const PagedCache& p) { return p.config().num_pages; }); })
+      .def("formats",
+           [](Cache& c) {
+             return c.ask([](const PagedCache& p) {
+               return std::pair(format_name(p.config().recipe.k), format_name(p.config().recipe.v));
+             });
+           })
       .def("recipe", [](Cache& c) { return c.ask([](const PagedCache& p) { return recipe_text(p.config().recipe); }); })
       .def("counters", [](Cache& c) {
         const QuantiseCounters met = c.ask([](const PagedCache& p) { return p.counters(); });

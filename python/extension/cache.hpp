@@ -34,6 +34,9 @@ class Cache {
   void import_pages(std::int64_t sequence, const PageSet& k, const PageSet& v, nb::handle ids, std::int64_t tokens);
   /// The pages of a sequence to pages `ids` of k and v, in token order.
   void export_pages(std::int64_t sequence, const PageSet& k, const PageSet& v, nb::handle ids);
+  /// Means of each sequence to float32 arrays k [batch, kv_heads, head_dim] and v [batch, kv_heads, head_dim_v], zero
+  /// where there are none. Returns whether K and V have any.
+  [[nodiscard]] nb::tuple copy_means(nb::handle k, nb::handle v);
   void copy_page(std::int64_t from, std::int64_t to);
   void set_pages(std::int64_t sequence, nb::handle pages);
 

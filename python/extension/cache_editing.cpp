@@ -132,6 +132,26 @@ void Cache::export_pages(std::int64_t sequence, const PageSet& k, const PageSet&
   }));
 }
 
+nb::tuple Cache::copy_means(nb::handle k, nb::handle v) {
+  const Array k_array = import_array(k, "k means", true), v_array = import_array(v, "v means", true);
+  bool any_k = false, any_v = false;
+  check(exclusively([&]() -> Status {
+    const CacheView view = cache_.view();
+    const auto copy = [&](const float* mean, const Array& to, std::int64_t b, bool& any) {
+      const std::int64_t n = to.shape[1] * to.shape[2];
+      float* const row = static_cast<float*>(to.data) + b * n;
+      any = any || mean != nullptr;
+      mean == nullptr ? void(std::fill_n(row, n, 0.0F)) : void(std::copy_n(mean, n, row));
+    };
+    for (std::int64_t b = 0; b < cache_.config().batch; ++b) {
+      copy(view.sequences[b].k_mean, k_array, b, any_k);
+      copy(view.sequences[b].v_mean, v_array, b, any_v);
+    }
+    return {};
+  }));
+  return nb::make_tuple(any_k, any_v);
+}
+
 void Cache::copy_page(std::int64_t from, std::int64_t to) {
   check(exclusively([&] { return cache_.copy_page(from, to); }));
 }

@@ -3,7 +3,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "attention/names.hpp"
 #include "extension/bindings.hpp"
+#include "mpfa/build_info.hpp"
 
 namespace mpfa::python {
 
@@ -11,7 +13,7 @@ namespace {
 
 /// What the package asks about an array of a library it does not know.
 nb::tuple describe(nb::handle x) {
-  const Array a = import_array(x, "array");
+  const Array a = import_array(x, "array", false, Place::any);
   nb::list shape;
   for (int i = 0; i < a.ndim; ++i) shape.append(a.shape[i]);
   return nb::make_tuple(nb::tuple(shape), a.boolean ? "bool" : dtype_text(a.dtype));
@@ -34,6 +36,14 @@ nb::object allocate(const std::vector<std::int64_t>& shape, const std::string& d
   return nb::cast(nb::ndarray<nb::array_api>(memory, extents.size(), extents.data(), owner, nullptr, type));
 }
 
+/// (version, devices, CUDA version or "", why there are no GPU kernels or "")
+nb::tuple build() {
+  const BuildInfo& info = build_info();
+  nb::list devices;
+  for (const Device d : info.devices) devices.append(device_name(d));
+  return nb::make_tuple(info.version, nb::tuple(devices), info.cuda, info.without_cuda);
+}
+
 }  // namespace
 
 }  // namespace mpfa::python
@@ -42,6 +52,7 @@ NB_MODULE(_core, m) {
   namespace nb = nanobind;
   nb::exception<mpfa::python::Error>(m, "MpfaError", PyExc_ValueError);
   m.def("version", [] { return MPFA_VERSION; });
+  m.def("build_info", &mpfa::python::build);
   m.def("describe", &mpfa::python::describe, nb::arg().none());
   m.def("allocate", &mpfa::python::allocate);
   m.def("integers", [](nb::handle x, const std::string& name) {
@@ -53,4 +64,5 @@ NB_MODULE(_core, m) {
   mpfa::python::bind_formats(m);
   mpfa::python::bind_pages(m);
   mpfa::python::bind_page_view(m);
+  mpfa::python::bind_device(m);
 }

@@ -1,12 +1,8 @@
 #include "extension/page_set.hpp"
 
 #include <fmt/ranges.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "extension/bindings.hpp"
 
@@ -55,7 +51,7 @@ PageSet::PageSet(nb::object data, nb::object scales, const std::string& format, 
     : data_object_(std::move(data)), scales_object_(std::move(scales)) {
   const PageOrder order = take(parse_page_order(order_name));
   const Dims dims = dims_of(order);
-  data_ = import_array(data_object_, "data");
+  data_ = import_array(data_object_, "data", false, Place::any);
   if (data_.ndim != 4) {
     fail(
         "Pages: data has shape {}; [num_pages, page_size, kv_heads, row] (NHD) or [num_pages, kv_heads, page_size, "
@@ -86,7 +82,11 @@ PageSet::PageSet(nb::object data, nb::object scales, const std::string& format, 
   data_part_ = part_of(data_, dims, false);
   if (g.scale_bytes() > 0) {
     if (scales_object_.is_none()) fail("Pages: scales is None; format {} stores them beside its codes", format);
-    scales_ = import_array(scales_object_, "scales");
+    scales_ = import_array(scales_object_, "scales", false, Place::any);
+    if (scales_.on_device != data_.on_device) {
+      fail("Pages: data is in {} memory and scales in {} memory; put both in one", data_.on_device ? "device" : "host",
+           scales_.on_device ? "device" : "host");
+    }
     const auto item = static_cast<std::int64_t>(dtype_bytes(scales_.dtype));
     const std::int64_t row = g.scale_row_bytes / item;
     // One scale per row may leave the last dimension out; tiles are one run of bytes per page and head.
@@ -110,7 +110,7 @@ std::pair<PageSet, PageSet> PageSet::joined(nb::object buffer, const std::pair<s
                                             const std::string& order, std::int64_t page_size, std::int64_t kv_heads,
                                             const std::pair<std::int64_t, std::int64_t>& head_dims,
                                             const std::pair<nb::object, nb::object>& globals) {
-  const Array a = import_array(buffer, "buffer");
+  const Array a = import_array(buffer, "buffer", false, Place::any);
   const std::int64_t page_stride = a.shape[0] > 1 ? a.stride[0] : a.shape[1];
   if (a.ndim != 2 || a.dtype != DType::u8 || (a.shape[1] > 1 && a.stride[1] != 1) || page_stride < a.shape[1]) {
     fail("joined_pages: buffer is {} of shape {}; uint8 [num_pages, bytes of a page] with contiguous pages is needed",
@@ -176,83 +176,57 @@ PageSet PageSet::converted(const PageSet& source, const std::string& format, con
   return set;
 }
 
+const float* PageSet::place_global(nb::handle global) {
+  const std::int64_t heads = pages_.kind.kv_heads;
+  global_object_ = nb::borrow(global);
+  if (global.is_none()) return nullptr;
+  if (!data_.on_device) {
+    global_ = import_floats(global, "scale", {heads});
+    return global_.data();
+  }
+  if (import_array(global, "scale", false, Place::any).on_device) {
+    return static_cast<const float*>(import_dense(global, "scale", DType::f32, {heads}).data);
+  }
+  const std::vector<float> host = import_floats(global, "scale", {heads});
+  device_global_ = take(cuda::Buffer::make(host.size() * sizeof(float)));
+  check(cuda::copy(device_global_.data(), host.data(), host.size() * sizeof(float)));
+  return static_cast<const float*>(device_global_.data());
+}
+
 void PageSet::finish(nb::handle global) {
   const PagesKind kind = pages_.kind;
-  global_ = import_optional_floats(global, "scale", {kind.kv_heads});
   const auto read_only = [](const MutablePagePart& p) { return PagePart{p.data, p.bytes, p.offset, p.strides}; };
-  pages_ = take(
-      make_pages(kind, read_only(data_part_), read_only(scales_part_), global_.empty() ? nullptr : global_.data()));
+  pages_ = take(make_pages(kind, read_only(data_part_), read_only(scales_part_), place_global(global)));
+}
+
+const Pages& PageSet::pages() const {
+  if (on_device())
+    fail("the pages are in device memory and this call works on the CPU; move them with Pages.to_host()");
+  return pages_;
+}
+
+const Pages& PageSet::device_pages(const char* name) const {
+  if (!on_device()) fail("{} is in host memory; move it with Pages.to_device(), or use mpfa.PageView", name);
+  return pages_;
+}
+
+MutablePages PageSet::make_writable() const {
+  return take(make_pages(pages_.kind, data_part_, scales_part_, pages_.bytes.global));
 }
 
 MutablePages PageSet::writable(const char* name) const {
+  (void)pages();
   // Imported again: an array that was fine to read may be read-only.
   (void)import_array(data_object_, name, true);
   if (!scales_object_.is_none()) (void)import_array(scales_object_, name, true);
-  return take(make_pages(pages_.kind, data_part_, scales_part_, global_.empty() ? nullptr : global_.data()));
+  return make_writable();
 }
 
-namespace {
-
-std::vector<std::int32_t> ids_of(nb::handle x, const char* name, std::int64_t all) {
-  std::vector<std::int32_t> ids;
-  const auto given = import_integers(x, name);
-  if (!given) {
-    for (std::int64_t i = 0; i < all; ++i) ids.push_back(static_cast<std::int32_t>(i));
-    return ids;
-  }
-  for (const std::int64_t id : *given) {
-    if (id < 0 || id > std::numeric_limits<std::int32_t>::max()) fail("{}: {} is not a page id", name, id);
-    ids.push_back(static_cast<std::int32_t>(id));
-  }
-  return ids;
-}
-
-void copy(const PageSet& source, const PageSet& target, nb::handle source_ids, nb::handle target_ids,
-          std::int64_t tokens) {
-  const std::vector<std::int32_t> from = ids_of(source_ids, "source_ids", source.pages().kind.num_pages);
-  const std::vector<std::int32_t> to = ids_of(target_ids, "target_ids", static_cast<std::int64_t>(from.size()));
-  const MutablePages written = target.writable("target");
-  nb::gil_scoped_release released;
-  check(copy_pages(source.pages(), written, from, to, tokens));
-}
-
-nb::tuple convert(const PageSet& pages, const std::string& format, nb::handle page_ids, nb::handle mean,
-                  nb::handle scale) {
-  const PagesKind& kind = pages.pages().kind;
-  const std::vector<std::int32_t> ids = ids_of(page_ids, "page_ids", kind.num_pages);
-  const std::vector<float> means = import_optional_floats(mean, "mean", {kind.kv_heads, kind.head_dim});
-  QuantiseCounters met;
-  PageSet made = PageSet::converted(pages, format, ids, means, scale, met);
-  return nb::make_tuple(nb::cast(std::move(made)),
-                        std::vector<std::int64_t>{met.saturated_elements, met.flushed_blocks, met.nonfinite_blocks});
-}
-
-}  // namespace
-
-void bind_pages(nb::module_& m) {
-  const auto any = nb::arg().none();
-  nb::class_<PageSet>(m, "Pages")
-      .def(nb::init<nb::object, nb::object, const std::string&, const std::string&, const std::string&, std::int64_t,
-                    nb::handle>(),
-           any, any, nb::arg(), nb::arg(), nb::arg(), nb::arg(), any)
-      .def("tag", [](const PageSet& p) { return pages_tag(p.pages().kind); })
-      .def("check_tag", [](const PageSet& p, const std::string& tag) { check(check_pages_tag(p.pages().kind, tag)); })
-      .def("format", [](const PageSet& p) { return format_name(p.pages().kind.format); })
-      .def("layout", [](const PageSet& p) { return std::string(pages_layout_name(p.pages().kind.layout)); })
-      .def("extents", [](const PageSet& p) {
-        const PagesKind& k = p.pages().kind;
-        return nb::make_tuple(k.num_pages, k.page_size, k.kv_heads, k.head_dim);
-      });
-  m.def("joined_pages", &PageSet::joined, any, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-        nb::arg());
-  m.def("convert_pages", &convert, nb::arg(), nb::arg(), any, any, any);
-  m.def("copy_pages", &copy, nb::arg(), nb::arg(), any, any, nb::arg());
-  m.def("pages_geometry", [](const std::string& format, const std::string& layout, std::int64_t num_pages,
-                             std::int64_t page_size, std::int64_t kv_heads, std::int64_t head_dim) {
-    const PageGeometry g = take(pages_geometry(
-        {take(parse_format(format)), take(parse_pages_layout(layout)), num_pages, page_size, kv_heads, head_dim}));
-    return nb::make_tuple(g.data_row_bytes, g.scale_rows, g.scale_row_bytes);
-  });
+MutablePages PageSet::device_writable(const char* name) const {
+  (void)device_pages(name);
+  (void)import_array(data_object_, name, true, Place::device);
+  if (!scales_object_.is_none()) (void)import_array(scales_object_, name, true, Place::device);
+  return make_writable();
 }
 
 }  // namespace mpfa::python

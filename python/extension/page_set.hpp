@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/runtime.hpp"
 #include "extension/arrays.hpp"
 #include "mpfa/pages.hpp"
 
@@ -12,8 +13,9 @@ namespace mpfa::python {
 
 class PageSet {
  public:
-  /// data [num_pages, page_size, kv_heads, bytes] in `order`, of any dtype; scales likewise (None for formats without).
-  /// global: fp32 scale per head, or None.
+  /// data [num_pages, page_size, kv_heads, bytes] in `order`, of any dtype; scales likewise (None for formats without),
+  /// both of the host or both of a CUDA device. global: fp32 scale per head, or None; copied to the device when it is
+  /// not there.
   PageSet(nb::object data, nb::object scales, const std::string& format, const std::string& layout,
           const std::string& order, std::int64_t head_dim, nb::handle global);
   /// K and V of a buffer [num_pages, page bytes]: see joined_parts.
@@ -27,19 +29,30 @@ class PageSet {
   static PageSet converted(const PageSet& source, const std::string& format, const std::vector<std::int32_t>& ids,
                            const std::vector<float>& mean, nb::handle global, QuantiseCounters& met);
 
-  [[nodiscard]] const Pages& pages() const { return pages_; }
+  [[nodiscard]] const PagesKind& kind() const { return pages_.kind; }
+  [[nodiscard]] bool on_device() const { return data_.on_device; }
+  /// Pages that the host may read; fails on those of a device.
+  [[nodiscard]] const Pages& pages() const;
   /// The same pages to write to; fails on read-only arrays and on rows that share bytes.
   [[nodiscard]] MutablePages writable(const char* name) const;
+  /// Pages in device memory; fails on those of the host.
+  [[nodiscard]] const Pages& device_pages(const char* name) const;
+  [[nodiscard]] MutablePages device_writable(const char* name) const;
   [[nodiscard]] std::vector<float> global() const { return global_; }
 
  private:
   PageSet() = default;
   void finish(nb::handle global);
+  /// The calibrated scales where the pages are.
+  [[nodiscard]] const float* place_global(nb::handle global);
+  [[nodiscard]] MutablePages make_writable() const;
 
   nb::object data_object_, scales_object_;
   Array data_, scales_;
   MutablePagePart data_part_, scales_part_;
-  std::vector<float> global_;  // pages_ keeps its address, which moving the vector does not change
+  std::vector<float> global_;   // pages_ keeps its address, which moving the vector does not change
+  cuda::Buffer device_global_;  // likewise
+  nb::object global_object_;
   Pages pages_;
 };
 

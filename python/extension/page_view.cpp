@@ -11,6 +11,7 @@
 #include "extension/cache.hpp"
 #include "extension/page_set.hpp"
 #include "extension/runner.hpp"
+#include "extension/views.hpp"
 
 namespace mpfa::python {
 
@@ -55,16 +56,8 @@ class PageView {
  public:
   PageView(nb::object k, nb::object v, std::string recipe, nb::object k_mean, nb::object q_mean, nb::object v_mean)
       : k_object_(std::move(k)), v_object_(std::move(v)), recipe_(std::move(recipe)) {
+    check_view_pages("PageView", k_pages().kind, v_pages().kind);
     const PagesKind &kk = k_pages().kind, &vk = v_pages().kind;
-    for (const Pages* p : {&k_pages(), &v_pages()}) {
-      if (p->kind.layout == PagesLayout::linear) continue;
-      fail("PageView: {} is '{}'; only linear pages are read in place: copy_pages to linear ones",
-           p == &k_pages() ? "k" : "v", pages_tag(p->kind));
-    }
-    if (kk.num_pages != vk.num_pages || kk.page_size != vk.page_size || kk.kv_heads != vk.kv_heads) {
-      fail("PageView: k has {} pages of '{}', v {} of '{}'; pages, page_size and kv_heads must be equal", kk.num_pages,
-           pages_tag(kk), vk.num_pages, pages_tag(vk));
-    }
     const std::int64_t q_heads = q_mean.is_none() ? kk.kv_heads : import_array(q_mean, "q_mean").shape[0];
     config_ = make_config(recipe_text_for(DType::f32), 1, kk.page_size, q_heads, kk.kv_heads, kk.head_dim, vk.head_dim,
                           {k_mean, q_mean, v_mean, nb::none(), nb::none()});
@@ -128,17 +121,7 @@ class PageView {
       runner_q_ = call.key.q_dtype;
     }
     CacheView& view = call.tensors.cache;
-    const Pages &k = k_pages(), &v = v_pages();
-    view.k_format = same_bytes(k.kind.format, config_.recipe.k) ? config_.recipe.k : k.kind.format;
-    view.v_format = same_bytes(v.kind.format, config_.recipe.v) ? config_.recipe.v : v.kind.format;
-    view.num_pages = k.kind.num_pages;
-    view.page_size = k.kind.page_size;
-    view.kv_heads = k.kind.kv_heads;
-    view.head_dim = k.kind.head_dim;
-    view.head_dim_v = v.kind.head_dim;
-    view.k = k.bytes;
-    view.v = v.bytes;
-    view.group = std::max<std::int64_t>(q_heads / view.kv_heads, 1);
+    view = view_of(k_pages(), v_pages(), config_.recipe, q_heads);
     view.page_table = table_.page_table.data();
     view.page_table_stride = table_.stride;
     view.lengths = table_.lengths.data();
@@ -177,14 +160,8 @@ class PageView {
   [[nodiscard]] const Pages& k_pages() const { return k_set().pages(); }
   [[nodiscard]] const Pages& v_pages() const { return v_set().pages(); }
 
-  /// The given recipe, or the operands as they are stored and exact probabilities.
   [[nodiscard]] std::string recipe_text_for(DType q) const {
-    if (!recipe_.empty()) return recipe_;
-    return fmt::format("q={},k={},v={},p=f32",
-                       q == DType::f32    ? "f32"
-                       : q == DType::bf16 ? "bf16"
-                                          : "fp16",
-                       format_name(k_pages().kind.format), format_name(v_pages().kind.format));
+    return recipe_.empty() ? stored_recipe(q, k_pages().kind, v_pages().kind, "f32") : recipe_;
   }
   [[nodiscard]] AttentionProblem problem_for(std::int64_t q_heads, DType q) const {
     AttentionProblem p;

@@ -9,20 +9,6 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
-void check_lse(const Array& lse, const Array& q, bool ragged, std::int64_t q_heads) {
-  const bool fits = lse.dtype == DType::f32 && lse.ndim == (ragged ? 2 : 3) &&
-                    (ragged ? lse.shape[0] == q_heads && lse.shape[1] == q.shape[1]
-                            : lse.shape[0] == q.shape[0] && lse.shape[1] == q_heads && lse.shape[2] == q.shape[1]);
-  if (!fits)
-    fail("lse is {} of shape {}; float32 [batch, q_heads, rows] (ragged: [q_heads, rows]) is needed",
-         dtype_text(lse.dtype), shape_text(lse));
-  std::int64_t expected = 1;
-  for (int i = lse.ndim - 1; i >= 0; --i) {
-    if (lse.shape[i] > 1 && lse.stride[i] != expected) fail("lse is not contiguous; pass a contiguous array");
-    expected *= lse.shape[i];
-  }
-}
-
 Array import_mask(nb::handle x) {
   Array mask = import_array(x, "mask");
   if (mask.ndim == 2) {  // [rows, keys], the same for every sequence and head
@@ -40,6 +26,20 @@ Array import_mask(nb::handle x) {
 }
 
 }  // namespace
+
+void check_lse(const Array& lse, const Array& q, bool ragged, std::int64_t q_heads) {
+  const bool fits = lse.dtype == DType::f32 && lse.ndim == (ragged ? 2 : 3) &&
+                    (ragged ? lse.shape[0] == q_heads && lse.shape[1] == q.shape[1]
+                            : lse.shape[0] == q.shape[0] && lse.shape[1] == q_heads && lse.shape[2] == q.shape[1]);
+  if (!fits)
+    fail("lse is {} of shape {}; float32 [batch, q_heads, rows] (ragged: [q_heads, rows]) is needed",
+         dtype_text(lse.dtype), shape_text(lse));
+  std::int64_t expected = 1;
+  for (int i = lse.ndim - 1; i >= 0; --i) {
+    if (lse.shape[i] > 1 && lse.stride[i] != expected) fail("lse is not contiguous; pass a contiguous array");
+    expected *= lse.shape[i];
+  }
+}
 
 CallOptions::CallOptions(const nb::tuple& o)
     : softmax_scale(nb::cast<float>(o[0])),

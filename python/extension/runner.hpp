@@ -47,6 +47,9 @@ struct Call {
 void import_call(nb::handle q, nb::handle out, nb::handle lse, const CallOptions& options, std::int64_t q_heads,
                  Call& call);
 
+/// Fails unless lse is float32 [batch, q_heads, rows] (ragged: [q_heads, rows]), contiguous.
+void check_lse(const Array& lse, const Array& q, bool ragged, std::int64_t q_heads);
+
 /// Plans on demand and owns the workspace.
 class Runner {
  public:

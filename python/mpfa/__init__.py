@@ -5,8 +5,9 @@
     out = cache.attend(q)
 
 Tensors are NumPy arrays, torch tensors or anything with `__dlpack__`, on the CPU; results are of the
-kind that came in. Inputs are never modified, except where a docstring says IN PLACE. Bad input raises
-`MpfaError` (a `ValueError`) that says what is allowed.
+kind that came in. `DevicePageView` attends to pages in the memory of a CUDA device. Inputs are never
+modified, except where a docstring says IN PLACE. Bad input raises `MpfaError` (a `ValueError`) that says
+what is allowed.
 """
 
 from pkgutil import extend_path
@@ -30,8 +31,12 @@ if _core.version() != __version__:
         "rebuild the extension"
     )
 
+from mpfa.arguments import AttendOptions, ProblemFields
 from mpfa.attention import Support, attend, merge_states, supports
 from mpfa.cache import PagedCache
+from mpfa.device_arrays import DeviceArray
+from mpfa.device_view import DevicePageView, DevicePlan
+from mpfa.devices import Availability, BuildInfo, available, build_info
 from mpfa.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from mpfa.formats import (
     QuantizedTensor,
@@ -54,15 +59,24 @@ MpfaError.__module__ = "mpfa"
 MpfaError.__doc__ = "Input that a call does not accept; the text says what was given, what is allowed, what to do."
 
 __all__ = [
+    "AttendOptions",
+    "Availability",
+    "BuildInfo",
+    "DeviceArray",
+    "DevicePageView",
+    "DevicePlan",
     "MpfaError",
     "PageView",
     "PagedCache",
     "Pages",
+    "ProblemFields",
     "QuantizedTensor",
     "Rope",
     "Support",
     "__version__",
     "attend",
+    "available",
+    "build_info",
     "bytes_per_token",
     "convert_pages",
     "copy_pages",

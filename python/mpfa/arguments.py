@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+from typing import Any, TypedDict
 
 from mpfa import _core
 from mpfa.arrays import plain
@@ -78,6 +79,29 @@ def window_sides(x) -> tuple[int, int]:
     return left, right
 
 
+class AttendOptions(TypedDict, total=False):
+    """Options of every attention call, all of them optional.
+
+    softmax_scale  positive; None is 1/sqrt(head_dim)
+    window         (left, right): row at position p sees keys p - left .. p + right; -1 or None is unlimited
+    softcap        > 0: logit = softcap * tanh(logit / softcap)
+    sinks          [q_heads]: one more logit per head, without a value
+    mask           bool (False = masked) or float32 (added): [s, keys] or [batch or 1, q_heads or 1, s, keys]
+    alibi_slopes   [q_heads]: logit -= slope * |p - j|
+    cu_seqlens_q   [batch + 1] offsets of ragged q [total, q_heads, head_dim]
+    threads        of the CPU; 0 for all
+    """
+
+    softmax_scale: float | None
+    window: tuple[int | None, int | None]
+    softcap: float
+    sinks: Any
+    mask: Any
+    alibi_slopes: Any
+    cu_seqlens_q: Any
+    threads: int
+
+
 def core_options(
     *,
     softmax_scale=None,
@@ -103,4 +127,84 @@ def core_options(
         None if alibi_slopes is None else plain(alibi_slopes, "alibi_slopes"),
         cu_seqlens_q,
         integer(threads, "threads", 0),
+    )
+
+
+class ProblemFields(TypedDict, total=False):
+    """What a call asks for beside recipe, device and the shape of the cache, all of it optional.
+
+    batch            1
+    max_q            1: most query rows of a sequence
+    total_q          ragged q: most rows in all; 0: batch * max_q
+    max_kv           1024: most keys of a sequence
+    q_dtype          "float32", "bfloat16", "float16"; out_dtype likewise, None: q_dtype
+    causal           False; window, softmax_scale and softcap as in `AttendOptions`
+    sinks, alibi     whether a call brings them
+    mask             "none", "boolean" or "additive"
+    batch_invariant  GPU: the bits of a row do not depend on the rest of the batch (the CPU is always so)
+    """
+
+    batch: int
+    max_q: int
+    total_q: int
+    max_kv: int
+    q_dtype: str
+    out_dtype: str | None
+    causal: bool
+    window: tuple[int | None, int | None]
+    softmax_scale: float | None
+    softcap: float
+    sinks: bool
+    alibi: bool
+    mask: str
+    batch_invariant: bool
+
+
+def problem_fields(
+    recipe: str,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    head_dim_v: int | None,
+    page_size: int,
+    *,
+    batch=1,
+    max_q=1,
+    total_q=0,
+    max_kv=1024,
+    q_dtype="float32",
+    out_dtype=None,
+    causal=False,
+    window=(-1, -1),
+    softmax_scale=None,
+    softcap=0.0,
+    sinks=False,
+    alibi=False,
+    mask="none",
+    batch_invariant=False,
+) -> tuple:
+    """The checked fields of an attention problem, in the order of the extension."""
+    left, right = window_sides(window)
+    return (
+        text(recipe, "recipe"),
+        integer(batch, "batch"),
+        integer(max_q, "max_q"),
+        integer(total_q, "total_q"),
+        integer(max_kv, "max_kv"),
+        integer(q_heads, "q_heads"),
+        integer(kv_heads, "kv_heads"),
+        integer(head_dim, "head_dim"),
+        integer(head_dim if head_dim_v is None else head_dim_v, "head_dim_v"),
+        integer(page_size, "page_size"),
+        text(q_dtype, "q_dtype"),
+        text(q_dtype if out_dtype is None else out_dtype, "out_dtype"),
+        scale(softmax_scale),
+        number(softcap, "softcap"),
+        flag(causal, "causal"),
+        left,
+        right,
+        flag(sinks, "sinks"),
+        flag(alibi, "alibi"),
+        text(mask, "mask"),
+        flag(batch_invariant, "batch_invariant"),
     )

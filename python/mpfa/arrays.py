@@ -52,8 +52,8 @@ class TorchKind(Kind):
     def dtype(self, x):
         return self._names.get(x.dtype) or str(x.dtype).removeprefix("torch.")
 
-    def empty(self, shape, dtype):
-        return self._empty(shape, dtype=self._dtypes[dtype], device="cpu")
+    def empty(self, shape, dtype, device="cpu"):
+        return self._empty(shape, dtype=self._dtypes[dtype], device=device)
 
 
 class DlpackKind(Kind):
@@ -103,13 +103,15 @@ def kind_of(x, name: str) -> Kind:
         if from_dlpack is not None:
             return DlpackKind(from_dlpack)
         return _BareKind()
+    if hasattr(type(x), "__cuda_array_interface__"):
+        return _BareKind()
     raise _core.MpfaError(
-        f"{name} is a {type(x).__name__}; a CPU array of NumPy, torch or another DLPack library is needed"
+        f"{name} is a {type(x).__name__}; an array of NumPy, torch or another DLPack library is needed"
     )
 
 
 class _BareKind(NumpyKind):
-    """A DLPack producer without a way back: NumPy results."""
+    """A producer of memory without a way back: NumPy results."""
 
     def shape(self, x):
         return _core.describe(x)[0]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Unpack
 
 from mpfa import _core
-from mpfa.arguments import core_options, flag, integer, number, scale, text, window_sides
+from mpfa.arguments import AttendOptions, ProblemFields, core_options, problem_fields, text
 from mpfa.arrays import kind_of, plain, require_float, shape_of
-from mpfa.cache import attend_core, lse_shape
+from mpfa.device_view import DevicePageView
 from mpfa.page_view import PageView
+from mpfa.shapes import lse_shape
 
 
 def attend(
@@ -18,13 +20,6 @@ def attend(
     *,
     recipe: str | None = None,
     causal: bool = False,
-    window: tuple[int | None, int | None] = (-1, -1),
-    softmax_scale: float | None = None,
-    softcap: float = 0.0,
-    sinks=None,
-    mask=None,
-    alibi_slopes=None,
-    cu_seqlens_q=None,
     cu_seqlens_k=None,
     k_mean=None,
     q_mean=None,
@@ -32,38 +27,29 @@ def attend(
     k_scale=None,
     v_scale=None,
     return_lse: bool = False,
-    threads: int = 0,
+    **options: Unpack[AttendOptions],
 ):
     """Attention with the operands rounded as `recipe` says (None: "mxfp4"); what a cache would give, in one call.
 
     q [b, sq, q_heads, d], k [b, sk, kv_heads, d], v [b, sk, kv_heads, d_v], or ragged [total, heads, d] with
     cu_seqlens_q / cu_seqlens_k [b + 1] (int32 or int64). float32, bfloat16 or float16. Recipes with a 16-bit
-    phase are sealed first: the operands are quantised. Other arguments and the result as in
+    phase are sealed first: the operands are quantised. Options are those of `AttendOptions`, the result is that of
     `PagedCache.attend`; k_mean ... v_scale as in `PagedCache`.
 
-    attend(q, view) with a `PageView` (v None) reads the pages of the caller instead; the view knows the recipe.
+    attend(q, view) with a `PageView` or a `DevicePageView` (v None) reads the pages of the caller instead; the view
+    knows the recipe.
     """
-    options = core_options(
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        causal=causal,
-        window=window,
-        sinks=sinks,
-        mask=mask,
-        alibi_slopes=alibi_slopes,
-        cu_seqlens_q=cu_seqlens_q,
-        threads=threads,
-    )
     calibrated = {"k_mean": k_mean, "q_mean": q_mean, "v_mean": v_mean, "k_scale": k_scale, "v_scale": v_scale}
-    if isinstance(k, PageView):
+    if isinstance(k, (PageView, DevicePageView)):
         given = {"v": v, "recipe": recipe, "cu_seqlens_k": cu_seqlens_k, **calibrated}
         for name, value in given.items():
             if value is not None:
-                raise _core.MpfaError(f"attend: {name} has no meaning beside a PageView; leave it out")
-        return attend_core(k._core, q, k._head_dim_v, options, return_lse)
+                raise _core.MpfaError(f"attend: {name} has no meaning beside a {type(k).__name__}; leave it out")
+        return k.attend(q, causal=causal, return_lse=return_lse, **options)
     plain_values = [None if x is None else plain(x, name) for name, x in calibrated.items()]
     recipe = "mxfp4" if recipe is None else text(recipe, "recipe")
-    return attend_tensors(q, k, v, recipe, options, return_lse, cu_seqlens_k, plain_values)
+    core = core_options(causal=causal, **options)
+    return attend_tensors(q, k, v, recipe, core, return_lse, cu_seqlens_k, plain_values)
 
 
 def attend_tensors(q, k, v, recipe: str, options: tuple, return_lse: bool, cu_seqlens_k=None, calibrated=(None,) * 5):
@@ -121,43 +107,13 @@ def supports(
     head_dim: int,
     head_dim_v: int | None = None,
     page_size: int = 64,
-    batch: int = 1,
-    max_q: int = 1,
-    max_kv: int = 1024,
-    q_dtype: str = "float32",
-    causal: bool = False,
-    window: tuple[int | None, int | None] = (-1, -1),
-    softmax_scale: float | None = None,
-    softcap: float = 0.0,
-    sinks: bool = False,
-    alibi: bool = False,
-    mask: str = "none",
     device: str = "cpu",
+    **problem: Unpack[ProblemFields],
 ) -> Support:
-    """Whether a kernel takes this problem on `device` ("cpu", "sm90", "sm100", "sm120"), without running it.
+    """Whether this build has a kernel for a problem (`ProblemFields`) on `device`, or every reason why not.
 
-    mask is "none", "boolean" or "additive". An unknown recipe raises MpfaError.
+    device: "cpu", "sm90", "sm100", "sm120", which need not be there (`available` asks the machine), or "cuda", the kind
+    of the current CUDA device. An unknown recipe raises MpfaError.
     """
-    left, right = window_sides(window)
-    kernel, reasons = _core.supports(
-        text(recipe, "recipe"),
-        text(device, "device"),
-        text(q_dtype, "q_dtype"),
-        text(mask, "mask"),
-        integer(batch, "batch"),
-        integer(max_q, "max_q"),
-        integer(max_kv, "max_kv"),
-        integer(q_heads, "q_heads"),
-        integer(kv_heads, "kv_heads"),
-        integer(head_dim, "head_dim"),
-        integer(head_dim if head_dim_v is None else head_dim_v, "head_dim_v"),
-        integer(page_size, "page_size"),
-        scale(softmax_scale),
-        number(softcap, "softcap"),
-        flag(causal, "causal"),
-        left,
-        right,
-        flag(sinks, "sinks"),
-        flag(alibi, "alibi"),
-    )
-    return Support(kernel, reasons)
+    fields = problem_fields(recipe, q_heads, kv_heads, head_dim, head_dim_v, page_size, **problem)
+    return Support(*_core.supports(fields, text(device, "device")))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from mpfa import _core
-from mpfa.arguments import core_options, flag, integer, text
+from mpfa.arguments import AttendOptions, core_options, flag, integer, text
 from mpfa.arrays import kind_of, plain, require_float
+from mpfa.cache_transfer import move_to_device, take_from_device
+from mpfa.device_view import DevicePageView
 from mpfa.rope import Rope
+from mpfa.shapes import lse_shape
 
 
 def _int32_max(x: int, name: str, most: int = 2**31 - 1) -> int:
@@ -78,6 +83,7 @@ class PagedCache:
         self._shared_kv = flag(shared_kv, "shared_kv")
         self._page_size = integer(page_size, "page_size", 1)
         calibrated = {"k_mean": k_mean, "q_mean": q_mean, "v_mean": v_mean, "k_scale": k_scale, "v_scale": v_scale}
+        self._scales = k_scale, v_scale
         self._core = _core.Cache(
             text(recipe, "recipe"),
             self._q_heads,
@@ -126,46 +132,16 @@ class PagedCache:
         )
         return rotated()
 
-    def attend(
-        self,
-        q,
-        *,
-        softmax_scale: float | None = None,
-        causal: bool = True,
-        window: tuple[int | None, int | None] = (-1, -1),
-        softcap: float = 0.0,
-        sinks=None,
-        mask=None,
-        alibi_slopes=None,
-        return_lse: bool = False,
-        cu_seqlens_q=None,
-        threads: int = 0,
-    ):
-        """Attention of q over everything appended.
+    def attend(self, q, *, causal: bool = True, return_lse: bool = False, **options: Unpack[AttendOptions]):
+        """Attention of q over everything appended, with the options of `AttendOptions`.
 
-        q             [batch, s, q_heads, head_dim], or [total, q_heads, head_dim] with cu_seqlens_q [batch + 1];
-                      its rows are the last positions of their sequence (bottom-right alignment)
-        window        (left, right): row at position p sees keys p - left .. p + right; -1 is unlimited
-        softcap       > 0: logit = softcap * tanh(logit / softcap)
-        sinks         [q_heads]: one more logit per head, without a value
-        mask          bool (False = masked) or float32 (added): [s, keys] or [batch or 1, q_heads or 1, s, keys]
-        alibi_slopes  [q_heads]: logit -= slope * |p - j|
+        q  [batch, s, q_heads, head_dim], or [total, q_heads, head_dim] with cu_seqlens_q; its rows are the last
+           positions of their sequence (bottom-right alignment)
 
         Returns out like q (with head_dim_v), and with return_lse also the log-sum-exp, float32 natural log,
-        [batch, q_heads, s] or [q_heads, total]. A row without keys gives 0 and -inf. threads: 0 for all.
+        [batch, q_heads, s] or [q_heads, total]. A row without keys gives 0 and -inf.
         """
-        options = core_options(
-            softmax_scale=softmax_scale,
-            softcap=softcap,
-            causal=causal,
-            window=window,
-            sinks=sinks,
-            mask=mask,
-            alibi_slopes=alibi_slopes,
-            cu_seqlens_q=cu_seqlens_q,
-            threads=threads,
-        )
-        return attend_core(self._core, q, self._head_dim_v, options, return_lse)
+        return attend_core(self._core, q, self._head_dim_v, core_options(causal=causal, **options), return_lse)
 
     def seal(self) -> None:
         """End the 16-bit phase of recipes that have one (phase_switch); does nothing for others."""
@@ -286,6 +262,22 @@ class PagedCache:
         """
         self._core.export_pages(integer(sequence, "sequence", 0), k._core, v._core, pages)
 
+    def to_device(self, device="cuda", *, max_tokens: int | None = None) -> DevicePageView:
+        """A copy of all sequences in the memory of a CUDA device, bit for bit, with the page ids of this cache.
+
+        The pool there has num_pages pages and a page table for `max_tokens` per sequence (default: what the longest
+        has now). Means travel along. Arrays are torch tensors when torch is loaded. Refused where `export_pages` is,
+        and with shared_kv.
+        """
+        return move_to_device(self, device, max_tokens)
+
+    def from_device(self, view: DevicePageView) -> None:
+        """Take the sequences of a `DevicePageView` over, bit for bit; waits for the work of the device.
+
+        All sequences must be empty and as many as the view has. Refused where `import_pages` is.
+        """
+        take_from_device(self, view)
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page of the pool with codes, scales and rank-one terms."""
         self._core.copy_page(integer(source, "source", 0), integer(target, "target", 0))
@@ -355,15 +347,3 @@ def attend_core(core, q, head_dim_v: int, options: tuple, return_lse: bool):
     lse = kind.empty(lse_shape(shape), "float32") if return_lse else None
     core.attend(plain(q, "q"), out, lse, options)
     return (kind.result(out), kind.result(lse)) if return_lse else kind.result(out)
-
-
-def lse_shape(q_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the LSE for q [batch, s, heads, d] or [total, heads, d]."""
-    if len(q_shape) == 4:
-        return q_shape[0], q_shape[2], q_shape[1]
-    if len(q_shape) == 3:
-        return q_shape[1], q_shape[0]
-    raise _core.MpfaError(
-        f"q has shape {list(q_shape)}; [batch, rows, q_heads, head_dim] is needed, or [rows, q_heads, head_dim] "
-        "with cu_seqlens_q"
-    )

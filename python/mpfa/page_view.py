@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from mpfa import _core
-from mpfa.arguments import core_options, text
+from mpfa.arguments import AttendOptions, core_options, text
 from mpfa.arrays import plain
 from mpfa.cache import attend_core
 from mpfa.pages import Pages
@@ -64,34 +66,9 @@ class PageView:
             )
         self._core.set_table(page_table, lengths, indptr, indices, last_page_len)
 
-    def attend(
-        self,
-        q,
-        *,
-        softmax_scale: float | None = None,
-        causal: bool = True,
-        window: tuple[int | None, int | None] = (-1, -1),
-        softcap: float = 0.0,
-        sinks=None,
-        mask=None,
-        alibi_slopes=None,
-        return_lse: bool = False,
-        cu_seqlens_q=None,
-        threads: int = 0,
-    ):
-        """Attention of q over the pages; arguments and result as in `PagedCache.attend`."""
-        options = core_options(
-            softmax_scale=softmax_scale,
-            softcap=softcap,
-            causal=causal,
-            window=window,
-            sinks=sinks,
-            mask=mask,
-            alibi_slopes=alibi_slopes,
-            cu_seqlens_q=cu_seqlens_q,
-            threads=threads,
-        )
-        return attend_core(self._core, q, self._head_dim_v, options, return_lse)
+    def attend(self, q, *, causal: bool = True, return_lse: bool = False, **options: Unpack[AttendOptions]):
+        """Attention of q over the pages; options and result as in `PagedCache.attend`."""
+        return attend_core(self._core, q, self._head_dim_v, core_options(causal=causal, **options), return_lse)
 
     def write_slots(self, k, v, slot_mapping) -> dict[str, int]:
         """Quantise tokens IN PLACE into the pages, as the recipe says, and return the counters of the quantisers.

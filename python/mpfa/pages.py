@@ -7,6 +7,7 @@ import numpy as np
 from mpfa import _core
 from mpfa.arguments import integer, number, text
 from mpfa.arrays import kind_of, plain
+from mpfa.device_arrays import to_device, to_host
 
 _FORMATS = {"float32": "f32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -49,7 +50,11 @@ class Pages:
     layout  "linear", "page_swizzle4", "tile_128x4", "ggml" (docs/layouts.md); only "linear" is attended to in place
     scale   calibrated scale of K or V (value = code * block scale * scale): one number, or one per head
     head_dim  where the row does not tell it (odd 4-bit rows, layout "ggml")
+
+    The arrays may be in the memory of a CUDA device: such pages are for a `DevicePageView`; other calls refuse them.
     """
+
+    _moved = None  # makes the same pages of arrays that a function has moved
 
     def __init__(
         self,
@@ -69,6 +74,15 @@ class Pages:
             format = _FORMATS[dtype]
         shape = kind_of(data, "data").shape(data)
         heads = shape[1 if text(order, "order").upper() == "HND" else 2] if len(shape) == 4 else 1
+        self._moved = lambda move: Pages(
+            move(data),
+            None if scales is None else move(scales),
+            format=format,
+            layout=layout,
+            order=order,
+            head_dim=head_dim,
+            scale=move(scale) if getattr(scale, "shape", ()) else scale,
+        )
         self._adopt(
             _core.Pages(
                 _bytes(data, "data"),
@@ -125,6 +139,24 @@ class Pages:
         return cls(data, scales, format=format, layout=layout, order=order, head_dim=head_dim, scale=scale)
 
     @property
+    def on_device(self) -> bool:
+        """Whether the arrays are in the memory of a CUDA device."""
+        return self._core.on_device()
+
+    def to_device(self, device="cuda") -> Pages:
+        """A copy in the memory of a CUDA device, bit for bit: torch tensors when torch is loaded."""
+        return self._copy(lambda x: to_device(x, device))
+
+    def to_host(self) -> Pages:
+        """A copy in host memory, bit for bit; waits for the device."""
+        return self._copy(to_host)
+
+    def _copy(self, move) -> Pages:
+        if self._moved is None:
+            raise _core.MpfaError("pages that convert_pages made share memory with others; copy_pages them first")
+        return self._moved(move)
+
+    @property
     def format(self) -> str:
         return self._core.format()
 
@@ -177,7 +209,25 @@ def joined_pages(
         (d, d if head_dim_v is None else integer(head_dim_v, "head_dim_v", 1)),
         (_scale(k_scale, heads), _scale(v_scale, heads)),
     )
+
+    def moved(move):
+        return joined_pages(
+            move(buffer),
+            page_size=page_size,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            k_format=k_format,
+            v_format=v_format,
+            k_layout=k_layout,
+            v_layout=v_layout,
+            order=order,
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )
+
     k, v = (Pages.__new__(Pages)._adopt(core, buffer, None) for core in cores)
+    k._moved, v._moved = (lambda move: moved(move)[0]), (lambda move: moved(move)[1])
     return k, v
 
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "attention/device_kind.hpp"
 #include "recipes/fields.hpp"
 
 namespace mpfa::matrix {
@@ -161,12 +162,17 @@ Support supports_feature(const AttentionProblem& problem, const Feature& feature
     const Status s = check_shared_kv(problem.recipe, problem.head_dim, problem.head_dim_v);
     if (!s.ok()) return {"", {s.message()}};
   }
-  return supports(problem, device);
+  return supports_when_built(problem, device);
 }
 
-AttentionProblem plain_problem(const std::string& k_format, const std::string& v_format, const Phase& phase) {
+AttentionProblem plain_problem(const std::string& k_format, const std::string& v_format, const Phase& phase,
+                               Device device) {
   AttentionProblem p;
-  find_recipe_field("q")->set(p.recipe, "f32");
+  find_recipe_field("q")->set(p.recipe, device == Device::cpu ? "f32" : "bf16");
+  if (device != Device::cpu) {
+    find_recipe_field("p")->set(p.recipe, "bf16");
+    p.q_dtype = p.out_dtype = DType::bf16;
+  }
   find_recipe_field("k")->set(p.recipe, k_format);
   find_recipe_field("v")->set(p.recipe, v_format);
   p.recipe.name = "custom";
@@ -180,6 +186,10 @@ AttentionProblem plain_problem(const std::string& k_format, const std::string& v
   return p;
 }
 
+const char* covering_test(Device device) {
+  return device == Device::cpu ? "mpfa_test_matrix" : device == Device::sm90 ? "cuda.matrix" : "";
+}
+
 std::string cell_text(const Cell& cell) {
   return fmt::format("k={},v={} / {} / {}", cell.k_format, cell.v_format, cell.phase, cell.feature);
 }
@@ -188,14 +198,14 @@ std::vector<Cell> advertised_cells(const std::string& k_format, Device device) {
   std::vector<Cell> cells;
   for (const Phase& phase : phases()) {
     for (const Feature& feature : features()) {
-      AttentionProblem p = plain_problem(k_format, k_format, phase);
+      AttentionProblem p = plain_problem(k_format, k_format, phase, device);
       feature.apply(p);
       if (supports_feature(p, feature, device).supported()) {
         cells.push_back({k_format, k_format, phase.name, feature.group + ": " + feature.name});
       }
     }
     for (const std::string& v_format : format_names()) {
-      if (supports(plain_problem(k_format, v_format, phase), device).supported()) {
+      if (supports_when_built(plain_problem(k_format, v_format, phase, device), device).supported()) {
         cells.push_back({k_format, v_format, phase.name, kPair});
       }
     }

@@ -28,14 +28,19 @@ struct Feature {
 };
 [[nodiscard]] const std::vector<Feature>& features();
 
-/// supports() of a problem that asks for the feature, with what the cache of the feature needs.
+/// supports() of a problem that asks for the feature, with what the cache of the feature needs; the same in every
+/// build.
 [[nodiscard]] Support supports_feature(const AttentionProblem& problem, const Feature& feature, Device device);
 
 inline constexpr std::int64_t kMaxQ = 20, kMaxKv = 97, kHeadDim = 64;
 
-/// float32 q and P, 4 query and 2 KV heads, two sequences, causal, without more.
+/// 4 query and 2 KV heads, two sequences, causal, without more. On the CPU q and P are float32, on a GPU q, P and the
+/// output have 16 bits.
 [[nodiscard]] AttentionProblem plain_problem(const std::string& k_format, const std::string& v_format,
-                                             const Phase& phase);
+                                             const Phase& phase, Device device);
+
+/// The test, by its name for ctest, that runs every cell that the device takes.
+[[nodiscard]] const char* covering_test(Device device);
 
 struct Cell {
   std::string k_format, v_format, phase, feature;

@@ -8,8 +8,11 @@
 #include <map>
 #include <vector>
 
+#include "attention/device_kind.hpp"
 #include "attention/names.hpp"
 #include "matrix/cells.hpp"
+#include "matrix/gpu_section.hpp"
+#include "matrix/text.hpp"
 #include "mpfa/mpfa.hpp"
 #include "output.hpp"
 
@@ -21,23 +24,6 @@ using matrix::Phase;
 using matrix::plain_problem;
 
 constexpr std::array kDevices{Device::cpu, Device::sm90, Device::sm100, Device::sm120};
-constexpr std::int64_t kLargest = 1100;  // head dims and page sizes are tried up to here
-
-/// Numbers for which `takes` holds: "1 to 512", "multiples of 16".
-std::string range_text(const std::function<bool(std::int64_t)>& takes) {
-  std::vector<std::int64_t> taken;
-  for (std::int64_t n = 1; n <= kLargest; ++n) {
-    if (takes(n)) taken.push_back(n);
-  }
-  if (taken.empty()) return "none";
-  const std::int64_t first = taken.front(), last = taken.back();
-  const std::string end = last > kLargest - first ? "" : fmt::format(" to {}", last);
-  const bool multiples = std::all_of(taken.begin(), taken.end(), [first](std::int64_t n) { return n % first == 0; }) &&
-                         static_cast<std::int64_t>(taken.size()) == last / first;
-  if (multiples && first == 1) return end.empty() ? "any" : "1" + end;
-  if (multiples) return fmt::format("multiples of {}{}", first, end);
-  return fmt::format("{}", fmt::join(taken, ", "));
-}
 
 bool cpu_takes(const AttentionProblem& p) {
   return supports(p, Device::cpu).supported();
@@ -66,7 +52,7 @@ std::map<std::string, std::vector<std::string>> refusals(const std::string& form
   std::map<std::string, std::vector<std::string>> by_reason;
   for (const Feature& feature : matrix::features()) {
     for (const Phase& phase : matrix::phases()) {
-      AttentionProblem p = plain_problem(format, format, phase);
+      AttentionProblem p = plain_problem(format, format, phase, Device::cpu);
       feature.apply(p);
       const std::string name = feature.group + " " + feature.name;
       for (const std::string& reason : matrix::supports_feature(p, feature, Device::cpu).reasons) {
@@ -82,15 +68,11 @@ std::map<std::string, std::vector<std::string>> refusals(const std::string& form
 std::string kernel_text(const std::string& format) {
   std::vector<std::string> kernels;
   for (const Phase& phase : matrix::phases()) {
-    const Support support = supports(plain_problem(format, format, phase), Device::cpu);
+    const Support support = supports(plain_problem(format, format, phase, Device::cpu), Device::cpu);
     kernels.push_back(support.supported() ? support.kernel : "-");
   }
   const bool same = std::count(kernels.begin(), kernels.end(), kernels.front()) == std::ssize(kernels);
   return same ? kernels.front() : fmt::format("{}", fmt::join(kernels, " / "));
-}
-
-std::string row_text(const std::vector<std::string>& cells) {
-  return fmt::format("| {} |\n", fmt::join(cells, " | "));
 }
 
 std::string formats_table(std::vector<std::string>& notes) {
@@ -101,17 +83,17 @@ std::string formats_table(std::vector<std::string>& notes) {
   for (const std::string& format : format_names()) {
     std::vector<std::string> row{"`" + format + "`", operands_text(format)};
     row.push_back(range_text([&](std::int64_t n) {
-      AttentionProblem p = plain_problem(format, format, one);
+      AttentionProblem p = plain_problem(format, format, one, Device::cpu);
       p.head_dim = p.head_dim_v = n;
       return cpu_takes(p);
     }));
     row.push_back(range_text([&](std::int64_t n) {
-      AttentionProblem p = plain_problem(format, format, one);
+      AttentionProblem p = plain_problem(format, format, one, Device::cpu);
       p.page_size = n;
       return cpu_takes(p);
     }));
     row.push_back(kernel_text(format));
-    const BlockFormat f = plain_problem(format, format, one).recipe.k;
+    const BlockFormat f = plain_problem(format, format, one, Device::cpu).recipe.k;
     row.emplace_back(f.rule == ScaleRule::fixed ? "needed" : f.scale == ScaleType::e4m3 ? "may be given" : "");
     std::string refused;
     for (const auto& [reason, names] : refusals(format)) {
@@ -157,8 +139,9 @@ std::string pairs_text() {
   for (const std::string& k : format_names()) {
     for (const std::string& v : format_names()) {
       const auto& all = matrix::phases();
-      const bool takes = std::all_of(all.begin(), all.end(),
-                                     [&](const Phase& phase) { return cpu_takes(plain_problem(k, v, phase)); });
+      const bool takes = std::all_of(all.begin(), all.end(), [&](const Phase& phase) {
+        return cpu_takes(plain_problem(k, v, phase, Device::cpu));
+      });
       takes ? void(++taken) : refused.push_back(fmt::format("k={},v={}", k, v));
     }
   }
@@ -167,18 +150,13 @@ std::string pairs_text() {
 }
 
 std::string devices_table() {
-  std::string text = row_text({"device", "kernel", "where there is none"}) + row_text({"---", "---", "---"});
+  std::string text = row_text({"device", "kernel", "test that runs every cell, or why there is none"}) +
+                     row_text({"---", "---", "---"});
   for (const Device device : kDevices) {
-    if (device == Device::sm90) {
-      // Depends on build and machine, and the page must not.
-      text += row_text({"sm90", "`sm90_decode_fp4`, when built with nvcc and a card is there",
-                        "`mpfa doctor` gives the reasons of a machine"});
-      continue;
-    }
     std::vector<std::string> kernels, reasons;
     for (const std::string& format : format_names()) {
       for (const Phase& phase : matrix::phases()) {
-        const Support support = supports(plain_problem(format, format, phase), device);
+        const Support support = supports_when_built(plain_problem(format, format, phase, device), device);
         const auto once = [](std::vector<std::string>& all, const std::string& x) {
           if (std::find(all.begin(), all.end(), x) == all.end()) all.push_back(x);
         };
@@ -187,7 +165,7 @@ std::string devices_table() {
       }
     }
     text += row_text({device_name(device), kernels.empty() ? "-" : fmt::format("{}", fmt::join(kernels, ", ")),
-                      fmt::format("{}", fmt::join(reasons, "; "))});
+                      kernels.empty() ? fmt::format("{}", fmt::join(reasons, "; ")) : matrix::covering_test(device)});
   }
   return text;
 }
@@ -208,7 +186,7 @@ std::string limits_list() {
   };
   std::string text;
   for (const Limit& limit : limits) {
-    AttentionProblem p = plain_problem("bf16", "bf16", matrix::phases().front());
+    AttentionProblem p = plain_problem("bf16", "bf16", matrix::phases().front(), Device::cpu);
     p.recipe = parse_recipe(limit.recipe).value();
     limit.apply(p);
     text += fmt::format("* {}: \"{}\"\n", limit.what, fmt::join(supports(p, Device::cpu).reasons, "; "));
@@ -225,21 +203,22 @@ std::string markdown() {
   std::string text =
       "# What is supported\n\n"
       "This page is the output of `mpfa matrix`, which asks `supports` for every cell; a test compares the two. "
-      "`mpfa matrix --json`\nlists the cells one by one, and another test runs every cell that a device takes against "
-      "the "
-      "reference.\n\n## Devices\n\n";
+      "`mpfa matrix --json`\nlists the cells one by one, and the tests in the last column run every cell that a device "
+      "takes against the reference.\n"
+      "The page is of a build with every kernel; `mpfa doctor` says what a build and a machine have.\n\n## Devices\n\n";
   text += devices_table();
   const std::vector<Phase>& all = matrix::phases();
   text += fmt::format(
       "\n## Formats on the CPU\n\nFor a cache that holds K and V in the format, and {} ({} query rows), {} ({}) and {} "
       "({}). Everything in the\nlist of [features](#features) is taken unless the last column names a "
-      "[refusal](#refusals).\n\n",
+      "[refusal](#refusals-of-the-cpu).\n\n",
       all[0].name, all[0].rows, all[1].name, all[1].rows, all[2].name, all[2].rows);
   text += formats_table(notes) + "\n" + pairs_text();
   text += "\n## Features\n\nTried with every format and number of rows.\n\n" + features_table();
-  text += "\n## Refusals\n\nOf single formats:\n\n";
+  text += "\n## Refusals of the CPU\n\nOf single formats:\n\n";
   for (std::size_t i = 0; i < notes.size(); ++i) text += fmt::format("{}. {}\n", i + 1, notes[i]);
-  return text + "\nOf any format, one step past what is allowed:\n\n" + limits_list();
+  return text + "\nOf any format, one step past what is allowed:\n\n" + limits_list() + "\n" +
+         gpu_section(Device::sm90);
 }
 
 }  // namespace
@@ -252,7 +231,7 @@ std::string matrix_report(bool json) {
       for (const Feature& feature : matrix::features()) {
         Json devices = Json::object();
         for (const Device device : kDevices) {
-          AttentionProblem p = plain_problem(format, format, phase);
+          AttentionProblem p = plain_problem(format, format, phase, device);
           feature.apply(p);
           const Support support = matrix::supports_feature(p, feature, device);
           devices[device_name(device)] = {{"kernel", support.kernel}, {"reasons", support.reasons}};

@@ -1,0 +1,126 @@
+#include "extension/device_view.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "extension/bindings.hpp"
+#include "extension/views.hpp"
+#include "mpfa/device_cache.hpp"
+
+namespace mpfa::python {
+
+namespace {
+
+/// Means for all sequences [heads, d], or for each [batch, heads, d].
+std::optional<Array> import_means(nb::handle x, const char* name, std::int64_t heads, std::int64_t d) {
+  if (x.is_none()) return std::nullopt;
+  const bool each = import_array(x, name, false, Place::device).ndim == 3;
+  return each ? import_dense(x, name, DType::f32, {-1, heads, d}) : import_dense(x, name, DType::f32, {heads, d});
+}
+
+const float* mean_of(const std::optional<Array>& means, std::int64_t b) {
+  if (!means) return nullptr;
+  const bool each = means->ndim == 3;
+  return static_cast<const float*>(means->data) + (each ? b * means->shape[1] * means->shape[2] : 0);
+}
+
+void check_each(const std::optional<Array>& means, const char* name, std::int64_t batch) {
+  if (!means || means->ndim == 2 || means->shape[0] == batch) return;
+  fail("DevicePageView: {} has means of {} sequences, the page table has {}; they must be equal", name, means->shape[0],
+       batch);
+}
+
+}  // namespace
+
+DeviceView::DeviceView(nb::object k, nb::object v, std::string recipe, nb::handle k_mean, nb::handle v_mean)
+    : k_object_(std::move(k)), v_object_(std::move(v)), recipe_(std::move(recipe)) {
+  const PagesKind &kk = k_set().device_pages("DevicePageView: k").kind,
+                  &vk = v_set().device_pages("DevicePageView: v").kind;
+  check_view_pages("DevicePageView", kk, vk);
+  k_mean_ = import_means(k_mean, "k_mean", kk.kv_heads, kk.head_dim);
+  v_mean_ = import_means(v_mean, "v_mean", vk.kv_heads, vk.head_dim);
+}
+
+void DeviceView::set_table(nb::handle page_table, nb::handle lengths) {
+  Array table = import_array(page_table, "page_table", false, Place::device);
+  if (table.ndim != 2 || table.dtype != DType::i32 || (table.shape[1] > 1 && table.stride[1] != 1)) {
+    fail(
+        "page_table is {} of shape {}; int32 [sequences, pages] with contiguous rows is needed on a device: convert it",
+        dtype_text(table.dtype), shape_text(table));
+  }
+  Array given = import_dense(lengths, "lengths", DType::i64, {table.shape[0]});
+  check_each(k_mean_, "k_mean", table.shape[0]);
+  check_each(v_mean_, "v_mean", table.shape[0]);
+  const bool resized = table_.ndim == 0 || table.shape[0] != batch();
+  table_ = std::move(table);
+  lengths_ = std::move(given);
+  if (resized) upload_sequences();
+}
+
+void DeviceView::upload_sequences() {
+  if (!k_mean_ && !v_mean_) return;
+  std::vector<SequenceView> sequences(static_cast<std::size_t>(batch()));
+  for (std::int64_t b = 0; b < batch(); ++b) {
+    sequences[b].k_mean = mean_of(k_mean_, b);
+    sequences[b].v_mean = mean_of(v_mean_, b);
+  }
+  const std::size_t bytes = sequences.size() * sizeof(SequenceView);
+  cuda::Buffer buffer = take(cuda::Buffer::make(bytes));
+  check(cuda::copy(buffer.data(), sequences.data(), bytes));
+  sequences_ = std::move(buffer);
+}
+
+std::string DeviceView::recipe_for(DType q) const {
+  return recipe_.empty() ? stored_recipe(q, k_set().kind(), v_set().kind(), "bf16") : recipe_;
+}
+
+CacheView DeviceView::view(const Recipe& recipe, std::int64_t q_heads, std::int64_t batch_wanted) const {
+  if (batch_wanted > batch()) {
+    fail("attend: the plan is for {} sequences, the page table has {}; set_table with more rows", batch_wanted,
+         batch());
+  }
+  CacheView view = view_of(k_set().device_pages("k"), v_set().device_pages("v"), recipe, q_heads);
+  view.page_table = static_cast<const std::int32_t*>(table_.data);
+  view.page_table_stride = std::max(table_.stride[0], table_.shape[1]);
+  view.lengths = static_cast<const std::int64_t*>(lengths_.data);
+  view.sequences = static_cast<const SequenceView*>(sequences_.data());
+  return view;
+}
+
+void DeviceView::write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping, nb::handle counters,
+                             std::uintptr_t stream) const {
+  for (const auto& [means, name] : {std::pair(&k_mean_, "k_mean"), {&v_mean_, "v_mean"}}) {
+    if (*means && (*means)->ndim == 3) {
+      fail(
+          "write_slots: {} differs between sequences, and a slot does not say whose it is; give one [heads, d] for all "
+          "(centre=static)",
+          name);
+    }
+  }
+  const Array k_array = import_rows(k, "k", true, false, Place::device),
+              v_array = import_rows(v, "v", true, false, Place::device);
+  const Array slots = import_dense(slot_mapping, "slot_mapping", DType::i64, {k_array.shape[1]});
+  SlotWrite write;
+  write.k_pages = k_set().device_writable("k pages");
+  write.v_pages = v_set().device_writable("v pages");
+  if (!recipe_.empty()) {  // its rule for the scales, when the bytes are the same
+    const Recipe recipe = take(parse_recipe(recipe_));
+    if (same_bytes(write.k_pages.kind.format, recipe.k)) write.k_pages.kind.format = recipe.k;
+    if (same_bytes(write.v_pages.kind.format, recipe.v)) write.v_pages.kind.format = recipe.v;
+  }
+  write.k = k_array.view();
+  write.v = v_array.view();
+  write.slot_mapping = static_cast<const std::int64_t*>(slots.data);
+  write.k_mean = mean_of(k_mean_, 0);
+  write.v_mean = mean_of(v_mean_, 0);
+  if (!counters.is_none()) {
+    const Array met = import_dense(counters, "counters", DType::i64, {3}, true);
+    write.counters = static_cast<unsigned long long*>(met.data);
+  }
+  write.stream = reinterpret_cast<void*>(stream);
+  check(mpfa::write_slots(write, take(cuda_device())));
+}
+
+}  // namespace mpfa::python

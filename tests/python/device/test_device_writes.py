@@ -1,0 +1,98 @@
+"""Bytes on the device: written by slot, moved there and back."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from device_cases import D, KV_HEADS, LENGTHS, PAGE, filled_cache, gaussian
+
+import mpfa
+
+
+def pages_of(format, **options):
+    return [mpfa.Pages.empty(20, PAGE, KV_HEADS, D, format=format, order="HND", **options) for _ in range(2)]
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "mxfp4_ocp", "mxfp4_ceil", "nvfp4", "nvfp4_4over6"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_slots_get_the_bytes_of_the_host(format, dtype):
+    scales = [{"scale": 0.5}, {"scale": np.array([0.3, 2.0], np.float32)}] if format.startswith("nvfp4") else [{}, {}]
+    k, v = (pages_of(format, **s)[0] for s in scales)
+    means = {"k_mean": gaussian(KV_HEADS, D, seed=8), "v_mean": gaussian(KV_HEADS, D, seed=9)}
+    recipe = f"kv={format},p=bf16,centre=static,v_mean=static"
+    host = mpfa.PageView(k, v, page_table=np.zeros((1, 1), np.int32), lengths=[0], recipe=recipe, **means)
+    view = mpfa.DevicePageView(
+        k.to_device(),
+        v.to_device(),
+        page_table=torch.zeros(1, 1, dtype=torch.int32, device="cuda"),
+        lengths=torch.zeros(1, dtype=torch.int64, device="cuda"),
+        recipe=recipe,
+        **{name: x.cuda() for name, x in means.items()},
+    )
+    tokens = gaussian(150, KV_HEADS, D, dtype=dtype, seed=4), gaussian(150, KV_HEADS, D, dtype=dtype, seed=5)
+    tokens[0][3, 0, 5], tokens[1][7] = float("nan"), 1e-7
+    slots = torch.tensor([-1 if i % 7 == 3 else i * 11 % (20 * PAGE) for i in range(150)])
+    met = host.write_slots(*tokens, slots)
+    counters = torch.zeros(3, dtype=torch.int64, device="cuda")
+    view.write_slots(*(x.cuda() for x in tokens), slots.cuda(), counters=counters)
+    assert counters.tolist() == [met["nonfinite"], met["saturated"], met["flushed"]] and met["nonfinite"] == 1
+    for on_device, on_host in zip((view.k, view.v), (k, v)):
+        back = on_device.to_host()
+        assert np.array_equal(np.asarray(back.data), on_host.data)
+        assert np.array_equal(np.asarray(back.scales), on_host.scales)
+
+
+@pytest.mark.parametrize("recipe", ["mxfp4,centre=none", "nvfp4,centre=none"])
+def test_a_cache_goes_there_and_back_bit_for_bit(recipe):
+    cache = filled_cache(recipe)
+    view = cache.to_device()
+    assert view.k.data.is_cuda and view.lengths.tolist() == list(LENGTHS)
+    empty = mpfa.PagedCache(recipe, q_heads=8, kv_heads=KV_HEADS, head_dim=D, batch=3, page_size=PAGE)
+    empty.from_device(view)
+    assert empty.lengths == cache.lengths
+    assert all(empty.save(b) == cache.save(b) for b in range(3))
+    with pytest.raises(mpfa.MpfaError, match="all of them empty"):
+        empty.from_device(view)
+
+
+def test_joined_pages_of_an_engine():
+    cache = filled_cache("nvfp4,centre=none")
+    bytes_of_page = 2 * KV_HEADS * PAGE * (D // 2 + D // 16)
+    buffer = np.zeros((cache.num_pages, bytes_of_page), np.uint8)
+    sizes = {"page_size": PAGE, "kv_heads": KV_HEADS, "head_dim": D, "k_format": "nvfp4", "order": "HND"}
+    host = mpfa.joined_pages(buffer, **sizes)
+    for sequence, pages in enumerate(cache.page_table):
+        cache.export_pages(sequence, *host, pages)
+    table = cache.to_device()
+    k, v = mpfa.joined_pages(torch.from_numpy(buffer).cuda(), **sizes)
+    q = gaussian(3, 1, 8, D, dtype=torch.bfloat16).cuda()
+    view = mpfa.DevicePageView(k, v, page_table=table.page_table, lengths=table.lengths)
+    assert torch.equal(view.attend(q), table.attend(q))
+    assert np.array_equal(np.asarray(k.to_host().data), buffer)
+
+
+WITHOUT_TORCH = """
+import sys
+import numpy as np
+import mpfa
+from mpfa.device_arrays import to_device
+rng = np.random.default_rng(1)
+cache = mpfa.PagedCache("mxfp4,centre=none", q_heads=4, kv_heads=2, head_dim=64)
+cache.append(rng.standard_normal((1, 90, 2, 64), np.float32), rng.standard_normal((1, 90, 2, 64), np.float32))
+view = cache.to_device()
+q = rng.standard_normal((1, 1, 4, 64), np.float32).astype(np.float16)
+out = to_device(np.zeros_like(q))
+view.attend(to_device(q), out=out)
+want = cache.attend(q)
+print(np.abs(out.to_host().astype(np.float32) - want).max() < 2e-3)
+back = mpfa.PagedCache("mxfp4,centre=none", q_heads=4, kv_heads=2, head_dim=64)
+back.from_device(view)
+print(back.save(0) == cache.save(0), "torch" in sys.modules)
+"""
+
+
+def test_a_process_without_torch():
+    run = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=60)
+    assert run.stdout.split() == ["True", "True", "False"], run.stderr
