@@ -1,8 +1,11 @@
 """Builds the extension with CMake for `pip install .`; everything else is in pyproject.toml.
 
-An editable install builds nothing: its extension comes from a CMake build folder (python/README.md).
+An editable install builds nothing: its extension comes from a CMake build folder (python/README.md). Options of CMake
+are taken from the environment, as in CMAKE_ARGS="-DMPFA_CUDA=OFF".
 """
 
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +30,8 @@ class CMakeBuild(build_ext):
             "MPFA_BUILD_TOOLS": "OFF",
             "Python_EXECUTABLE": sys.executable,
         }
-        subprocess.run(["cmake", "-S", ROOT, "-B", build, *(f"-D{k}={v}" for k, v in options.items())], check=True)
+        arguments = [*(f"-D{k}={v}" for k, v in options.items()), *shlex.split(os.environ.get("CMAKE_ARGS", ""))]
+        subprocess.run(["cmake", "-S", ROOT, "-B", build, *arguments], check=True)
         subprocess.run(["cmake", "--build", build, "--target", "mpfa_python", "--parallel"], check=True)
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         (built,) = (build / "python" / "mpfa").glob("_core*")

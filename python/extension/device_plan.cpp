@@ -17,7 +17,7 @@ class DevicePlan {
     plan_ = take(plan(p, take(device_kind(device))));
     if (plan_.multiprocessors == 0) fail("DevicePageView: device is '{}', which is no GPU; use mpfa.PageView", device);
     // What a call would find, found now.
-    (void)view_ref().view(p.recipe, p.q_heads, p.batch);
+    (void)view_ref().view(p);
   }
 
   /// Device memory of the plan's own, for calls that bring none.
@@ -34,7 +34,7 @@ class DevicePlan {
     AttentionTensors t;
     t.q = q_array.view();
     t.out = out_array.mutable_view();
-    t.cache = view_ref().view(p.recipe, p.q_heads, p.batch);
+    t.cache = view_ref().view(p);
     if (ragged) {
       t.cu_seqlens_q =
           static_cast<const std::int64_t*>(import_dense(cu_seqlens_q, "cu_seqlens_q", DType::i64, {p.batch + 1}).data);

@@ -45,10 +45,13 @@ DeviceView::DeviceView(nb::object k, nb::object v, std::string recipe, nb::handl
 
 void DeviceView::set_table(nb::handle page_table, nb::handle lengths) {
   Array table = import_array(page_table, "page_table", false, Place::device);
-  if (table.ndim != 2 || table.dtype != DType::i32 || (table.shape[1] > 1 && table.stride[1] != 1)) {
+  const bool apart = table.shape[0] <= 1 || table.stride[0] >= table.shape[1];
+  if (table.ndim != 2 || table.dtype != DType::i32 || (table.shape[1] > 1 && table.stride[1] != 1) || !apart) {
     fail(
-        "page_table is {} of shape {}; int32 [sequences, pages] with contiguous rows is needed on a device: convert it",
-        dtype_text(table.dtype), shape_text(table));
+        "page_table is {} of shape {} with strides [{}, {}]; int32 [sequences, pages] with contiguous rows is needed "
+        "on "
+        "a device: convert it",
+        dtype_text(table.dtype), shape_text(table), table.stride[0], table.stride[1]);
   }
   Array given = import_dense(lengths, "lengths", DType::i64, {table.shape[0]});
   check_each(k_mean_, "k_mean", table.shape[0]);
@@ -76,12 +79,16 @@ std::string DeviceView::recipe_for(DType q) const {
   return recipe_.empty() ? stored_recipe(q, k_set().kind(), v_set().kind(), "bf16") : recipe_;
 }
 
-CacheView DeviceView::view(const Recipe& recipe, std::int64_t q_heads, std::int64_t batch_wanted) const {
-  if (batch_wanted > batch()) {
-    fail("attend: the plan is for {} sequences, the page table has {}; set_table with more rows", batch_wanted,
-         batch());
+CacheView DeviceView::view(const AttentionProblem& p) const {
+  const std::int64_t page_size = k_set().kind().page_size;
+  const std::int64_t pages = p.max_kv / page_size + (p.max_kv % page_size != 0 ? 1 : 0);
+  if (p.batch > batch() || pages > columns()) {
+    fail(
+        "attend: the plan is for {} sequences of max_kv {}, which take {} pages each; the page table is [{}, {}]: "
+        "set_table with a larger one, or plan for less",
+        p.batch, p.max_kv, pages, batch(), columns());
   }
-  CacheView view = view_of(k_set().device_pages("k"), v_set().device_pages("v"), recipe, q_heads);
+  CacheView view = view_of(k_set().device_pages("k"), v_set().device_pages("v"), p.recipe, p.q_heads);
   view.page_table = static_cast<const std::int32_t*>(table_.data);
   view.page_table_stride = std::max(table_.stride[0], table_.shape[1]);
   view.lengths = static_cast<const std::int64_t*>(lengths_.data);

@@ -7,7 +7,7 @@
 #include "cuda/runtime.hpp"
 #include "extension/arrays.hpp"
 #include "extension/page_set.hpp"
-#include "mpfa/recipe.hpp"
+#include "mpfa/attention.hpp"
 
 namespace mpfa::python {
 
@@ -25,8 +25,8 @@ class DeviceView {
   [[nodiscard]] std::int64_t batch() const { return table_.shape[0]; }
   [[nodiscard]] std::int64_t columns() const { return table_.shape[1]; }
   [[nodiscard]] std::string recipe_for(DType q) const;
-  /// What a call of the first `batch` sequences reads.
-  [[nodiscard]] CacheView view(const Recipe& recipe, std::int64_t q_heads, std::int64_t batch) const;
+  /// What a call reads; fails when the page table has no room for the problem's batch or max_kv.
+  [[nodiscard]] CacheView view(const AttentionProblem& problem) const;
 
  private:
   [[nodiscard]] const PageSet& k_set() const { return *nb::inst_ptr<PageSet>(k_object_); }

@@ -10,7 +10,7 @@ from mpfa.arguments import AttendOptions, ProblemFields, core_options, problem_f
 from mpfa.arrays import kind_of, plain, require_float, shape_of
 from mpfa.device_view import DevicePageView
 from mpfa.page_view import PageView
-from mpfa.shapes import lse_shape
+from mpfa.results import lse_shape
 
 
 def attend(

@@ -6,39 +6,17 @@ from typing import Unpack
 
 from mpfa import _core
 from mpfa.arguments import AttendOptions, core_options, flag, integer, text
-from mpfa.arrays import kind_of, plain, require_float
+from mpfa.arrays import plain
 from mpfa.cache_transfer import move_to_device, take_from_device
 from mpfa.device_view import DevicePageView
-from mpfa.rope import Rope
-from mpfa.shapes import lse_shape
+from mpfa.results import attend_core
+from mpfa.rope import Rope, rotation, tables_of
 
 
 def _int32_max(x: int, name: str, most: int = 2**31 - 1) -> int:
     if x > most:
         raise _core.MpfaError(f"{name} is {x}; at most {most} is allowed")
     return x
-
-
-def _tables(rope) -> tuple:
-    if not isinstance(rope, Rope):
-        raise _core.MpfaError(f"rope is a {type(rope).__name__}; an mpfa.Rope is needed")
-    return rope.core()
-
-
-def _rotation(rope, positions, rotate_q, q_positions):
-    """(gives the rotated q after the call, what the extension takes) of the arguments of append and write_slots."""
-    if rope is None:
-        if positions is not None or rotate_q is not None or q_positions is not None:
-            raise _core.MpfaError("positions, rotate_q and q_positions belong to rope; give an mpfa.Rope or none of them")
-        return lambda: None, None
-    _tables(rope)
-    if rotate_q is None:
-        if q_positions is not None:
-            raise _core.MpfaError("q_positions belong to rotate_q; give both or neither")
-        return lambda: None, rope.core(positions)
-    kind = kind_of(rotate_q, "rotate_q")
-    out = kind.empty(kind.shape(rotate_q), require_float(kind.dtype(rotate_q), "rotate_q"))
-    return lambda: kind.result(out), rope.core(positions, plain(rotate_q, "rotate_q"), out, q_positions)
 
 
 class PagedCache:
@@ -121,7 +99,7 @@ class PagedCache:
         token in its sequence. rotate_q [n, sq, q_heads, head_dim] is rotated too and returned, at q_positions [n, sq]
         or, without, where the tokens of the call are.
         """
-        rotated, turn = _rotation(rope, positions, rotate_q, q_positions)
+        rotated, turn = rotation(rope, positions, rotate_q, q_positions)
         self._core.append(
             plain(k, "k"),
             None if v is None else plain(v, "v"),
@@ -197,7 +175,7 @@ class PagedCache:
         scales.
         """
         self._core.shift(
-            integer(sequence, "sequence", 0), integer(start, "start", 0), integer(delta, "delta"), _tables(rope)
+            integer(sequence, "sequence", 0), integer(start, "start", 0), integer(delta, "delta"), tables_of(rope)
         )
 
     def remove(self, sequence: int, begin: int, end: int, rope: Rope | None = None) -> None:
@@ -211,7 +189,7 @@ class PagedCache:
             integer(sequence, "sequence", 0),
             integer(begin, "begin", 0),
             integer(end, "end", 0),
-            None if rope is None else _tables(rope),
+            None if rope is None else tables_of(rope),
         )
 
     def write_slots(
@@ -236,7 +214,7 @@ class PagedCache:
         With `rope`, k is rotated at positions [n], which are needed; rotate_q [sq, q_heads, head_dim] is rotated at
         q_positions [sq] (default: positions) and returned.
         """
-        rotated, turn = _rotation(rope, positions, rotate_q, q_positions)
+        rotated, turn = rotation(rope, positions, rotate_q, q_positions)
         self._core.write_slots(plain(k, "k"), None if v is None else plain(v, "v"), slot_mapping, turn)
         return rotated()
 
@@ -337,13 +315,3 @@ class PagedCache:
             f"PagedCache({self.recipe!r}, q_heads={self._q_heads}, kv_heads={self._kv_heads}, "
             f"head_dim={self._head_dim}, batch={self._batch}, lengths={list(self.lengths)})"
         )
-
-
-def attend_core(core, q, head_dim_v: int, options: tuple, return_lse: bool):
-    """out, or (out, lse), of `core.attend`; `options` are those of `core_options`."""
-    kind = kind_of(q, "q")
-    shape = kind.shape(q)
-    out = kind.empty((*shape[:-1], head_dim_v), require_float(kind.dtype(q), "q"))
-    lse = kind.empty(lse_shape(shape), "float32") if return_lse else None
-    core.attend(plain(q, "q"), out, lse, options)
-    return (kind.result(out), kind.result(lse)) if return_lse else kind.result(out)

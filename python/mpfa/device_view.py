@@ -9,7 +9,7 @@ from mpfa.arguments import AttendOptions, ProblemFields, core_options, integer, 
 from mpfa.arrays import kind_of, plain
 from mpfa.device_arrays import empty_beside, stream_address
 from mpfa.pages import Pages
-from mpfa.shapes import lse_shape
+from mpfa.results import lse_shape
 
 
 class DevicePlan:
@@ -159,7 +159,7 @@ class DevicePageView:
             "mask": "none" if mask is None else "boolean",
         }
         address = stream_address(stream, q)
-        key = (shape[-2], self.batch, address, *fields.values())
+        key = (shape[-2], self.batch, self._core.columns(), address, *fields.values())
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self.plan(q_heads=shape[-2], **fields)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from mpfa import _core
 from mpfa.arguments import flag, integer
 from mpfa.arrays import kind_of, plain, require_float, shape_of
-from mpfa.cache import PagedCache, attend_core
+from mpfa.cache import PagedCache
 from mpfa.flash_arguments import call_options, output, resolve
 from mpfa.page_view import PageView
+from mpfa.results import attend_core, lse_shape
 from mpfa.rope import Rope
-from mpfa.shapes import lse_shape
 
 
 def flash_attn_with_kvcache(

@@ -7,8 +7,8 @@ from typing import Unpack
 from mpfa import _core
 from mpfa.arguments import AttendOptions, core_options, text
 from mpfa.arrays import plain
-from mpfa.cache import attend_core
 from mpfa.pages import Pages
+from mpfa.results import attend_core
 
 
 class PageView:

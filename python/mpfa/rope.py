@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mpfa import _core
 from mpfa.arguments import flag, integer
-from mpfa.arrays import plain
+from mpfa.arrays import kind_of, plain, require_float
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,3 +36,28 @@ class Rope:
             q_out,
             q_positions,
         )
+
+
+def tables_of(rope) -> tuple:
+    """What the extension takes of a `Rope` alone."""
+    if not isinstance(rope, Rope):
+        raise _core.MpfaError(f"rope is a {type(rope).__name__}; an mpfa.Rope is needed")
+    return rope.core()
+
+
+def rotation(rope, positions, rotate_q, q_positions):
+    """(gives the rotated q after the call, what the extension takes) of the arguments of append and write_slots."""
+    if rope is None:
+        if positions is not None or rotate_q is not None or q_positions is not None:
+            raise _core.MpfaError(
+                "positions, rotate_q and q_positions belong to rope; give an mpfa.Rope or none of them"
+            )
+        return lambda: None, None
+    tables_of(rope)
+    if rotate_q is None:
+        if q_positions is not None:
+            raise _core.MpfaError("q_positions belong to rotate_q; give both or neither")
+        return lambda: None, rope.core(positions)
+    kind = kind_of(rotate_q, "rotate_q")
+    out = kind.empty(kind.shape(rotate_q), require_float(kind.dtype(rotate_q), "rotate_q"))
+    return lambda: kind.result(out), rope.core(positions, plain(rotate_q, "rotate_q"), out, q_positions)

@@ -30,3 +30,4 @@ void test_editing(void);
 void test_rope(void);
 void test_latent(void);
 void test_pages(void);
+void test_devices(void);

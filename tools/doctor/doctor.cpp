@@ -51,6 +51,14 @@ std::vector<StandardProblem> standard_problems() {
   return all;
 }
 
+/// The kernel that would run on this machine.
+Support supports_here(const AttentionProblem& problem, Device device) {
+  Support support = supports(problem, device);
+  if (!support.supported()) return support;
+  if (const Status s = available(device); !s.ok()) return {"", {s.message()}};
+  return support;
+}
+
 std::string feature_text(const Host& host) {
   std::string present, absent;
   for (const auto& [name, has] : host.features) (has ? present : absent) += " " + name;
@@ -75,8 +83,8 @@ Json cuda_json(const Cuda& cuda) {
 }
 
 std::string machine_text(const Host& host, const Cuda& cuda) {
-  std::string text = fmt::format("mpfa {}\ncpu: {}, {} threads\nfeatures:{}\n", MPFA_VERSION, host.model, host.threads,
-                                 feature_text(host));
+  std::string text =
+      fmt::format("{}\ncpu: {}, {} threads\nfeatures:{}\n", build_text(), host.model, host.threads, feature_text(host));
   text += cuda.driver.empty() ? "" : fmt::format("cuda driver: {}\n", cuda.driver);
   text += cuda.problem.empty() ? "" : fmt::format("cuda: {}\n", cuda.problem);
   for (const CudaDevice& d : cuda.devices) {
@@ -99,7 +107,7 @@ std::string doctor_report(bool json) {
     Json by_device = Json::object();
     rows.push_back({standard.name});
     for (const Device device : kDevices) {
-      const Support support = supports(standard.problem, device);
+      const Support support = supports_here(standard.problem, device);
       by_device[device_name(device)] = {{"kernel", support.kernel}, {"reasons", support.reasons}};
       rows.back().push_back(support.supported() ? support.kernel : "-");
       for (const std::string& reason : support.reasons) {
@@ -110,8 +118,11 @@ std::string doctor_report(bool json) {
     problems.push_back({{"problem", standard.name}, {"devices", by_device}});
   }
   if (json) {
-    return json_text(
-        {{"version", MPFA_VERSION}, {"cpu", host_json(host)}, {"cuda", cuda_json(cuda)}, {"problems", problems}});
+    return json_text({{"version", MPFA_VERSION},
+                      {"build", build_text()},
+                      {"cpu", host_json(host)},
+                      {"cuda", cuda_json(cuda)},
+                      {"problems", problems}});
   }
   std::string text = machine_text(host, cuda) + "\n" + table_text(rows);
   if (!reasons.empty()) text += "\nwhere there is no kernel:\n";

@@ -32,7 +32,7 @@ def test_slots_get_the_bytes_of_the_host(format, dtype):
         **{name: x.cuda() for name, x in means.items()},
     )
     tokens = gaussian(150, KV_HEADS, D, dtype=dtype, seed=4), gaussian(150, KV_HEADS, D, dtype=dtype, seed=5)
-    tokens[0][3, 0, 5], tokens[1][7] = float("nan"), 1e-7
+    tokens[0][4, 0, 5], tokens[1][7] = float("nan"), 1e-7
     slots = torch.tensor([-1 if i % 7 == 3 else i * 11 % (20 * PAGE) for i in range(150)])
     met = host.write_slots(*tokens, slots)
     counters = torch.zeros(3, dtype=torch.int64, device="cuda")

@@ -1,0 +1,44 @@
+/* Devices through the C ABI, with or without a card: what is built, what is there, calls that need one. */
+#include <string.h>
+
+#include "tests/capi/check.h"
+
+void test_devices(void) {
+  CHECK(strstr(mpfa_build_info(), "kernels for cpu") != NULL);
+  CHECK(mpfa_available(MPFA_CPU, &error) == MPFA_OK);
+  CHECK_REFUSED(mpfa_available(MPFA_SM120, &error), MPFA_UNSUPPORTED, "sm120");
+  CHECK_REFUSED(mpfa_available(17, &error), MPFA_INVALID_ARGUMENT, "device is 17");
+  CHECK_REFUSED(mpfa_cuda_device(NULL, &error), MPFA_INVALID_ARGUMENT, "device is NULL");
+  mpfa_device kind = MPFA_CPU;
+  const mpfa_status there = mpfa_cuda_device(&kind, &error);
+  CHECK(there == MPFA_OK ? kind != MPFA_CPU : there == MPFA_UNSUPPORTED && error.message[0] != '\0');
+
+  /* supports answers for the build, plan_create for the machine too. */
+  mpfa_recipe* recipe = recipe_of("nvfp4");
+  mpfa_problem problem;
+  mpfa_problem_init(&problem, sizeof problem);
+  problem.recipe = recipe;
+  problem.max_kv = 1024;
+  problem.q_heads = 8;
+  problem.kv_heads = 2;
+  problem.head_dim = problem.head_dim_v = 128;
+  problem.q_dtype = problem.out_dtype = MPFA_BF16;
+  char kernel[32] = "";
+  const int built = strstr(mpfa_build_info(), "sm90") != NULL;
+  const mpfa_status supported = mpfa_supports(&problem, MPFA_SM90, kernel, sizeof kernel, &error);
+  CHECK(built ? supported == MPFA_OK && strcmp(kernel, "sm90_decode_fp4") == 0
+              : supported == MPFA_UNSUPPORTED && strstr(error.message, "built without CUDA kernels") != NULL);
+  if (there != MPFA_OK) {
+    mpfa_plan* plan = NULL;
+    CHECK(mpfa_plan_create(&problem, MPFA_SM90, &plan, &error) == MPFA_UNSUPPORTED && plan == NULL);
+    CHECK(strstr(error.message, built ? "no CUDA device" : "built without CUDA kernels") != NULL);
+  }
+  mpfa_recipe_destroy(recipe);
+
+  mpfa_slot_write write;
+  mpfa_slot_write_init(&write, sizeof write);
+  CHECK_REFUSED(mpfa_write_slots(NULL, MPFA_SM90, &error), MPFA_INVALID_ARGUMENT, "write is NULL");
+  CHECK_REFUSED(mpfa_write_slots(&write, MPFA_SM90, &error), MPFA_INVALID_ARGUMENT, "k_pages is NULL");
+  write.struct_size = 8;
+  CHECK_REFUSED(mpfa_write_slots(&write, MPFA_SM90, &error), MPFA_INVALID_ARGUMENT, "struct_size");
+}
