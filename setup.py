@@ -31,7 +31,7 @@ class CMakeBuild(build_ext):
             "Python_EXECUTABLE": sys.executable,
         }
         arguments = [*(f"-D{k}={v}" for k, v in options.items()), *shlex.split(os.environ.get("CMAKE_ARGS", ""))]
-        subprocess.run(["cmake", "-S", ROOT, "-B", build, *arguments], check=True)
+        subprocess.run(["cmake", "--fresh", "-S", ROOT, "-B", build, *arguments], check=True)
         subprocess.run(["cmake", "--build", build, "--target", "mpfa_python", "--parallel"], check=True)
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         (built,) = (build / "python" / "mpfa").glob("_core*")

@@ -6,9 +6,7 @@
 #include <vector>
 
 #include "matrix/cells.hpp"
-#include "tests/cuda/support/device_call.hpp"
-#include "tests/cuda/support/device_main.hpp"
-#include "tests/support/filled.hpp"
+#include "tests/cuda/support/filled_call.hpp"
 
 namespace mpfa::test {
 namespace {
@@ -20,7 +18,7 @@ class DeviceMatrix : public ::testing::TestWithParam<std::string> {
   void run_if_supported(const AttentionProblem& p, const matrix::Feature& feature) {
     if (!matrix::supports_feature(p, feature, Device::sm90).supported()) return;
     Filled filled(p, seed_++, {}, feature.shared_kv);
-    DeviceCall call(p, filled.tensors, filled.cache);
+    FilledCall call(filled);
     const Status s = call.run();
     ASSERT_TRUE(s.ok()) << s.message();
     std::vector<double> want, want_lse;
@@ -71,7 +69,3 @@ INSTANTIATE_TEST_SUITE_P(Formats, DeviceMatrix, ::testing::ValuesIn(formats_take
 
 }  // namespace
 }  // namespace mpfa::test
-
-int main(int argc, char** argv) {
-  return mpfa::test::run_on_sm90(argc, argv);
-}
