@@ -318,20 +318,21 @@ MPFA_API mpfa_status mpfa_pages_write(const mpfa_cache_config* config, const mpf
                                       const mpfa_pages* v_pages, const mpfa_tensor* k, const mpfa_tensor* v,
                                       const void* slot_mapping, mpfa_dtype slot_dtype, int64_t count,
                                       mpfa_counters* counters, mpfa_error* error);
-/* Writes tokens to pages in GPU memory. Every pointer, also those of the pages, is memory of the current CUDA device.
- */
+/* Writes tokens to pages in GPU memory. Every pointer but those to structs is memory of the current CUDA device, also in
+ * the pages and in rope. */
 typedef struct mpfa_slot_write {
   size_t struct_size;
-  const mpfa_pages *k_pages, *v_pages; /* layout "linear" */
+  const mpfa_pages *k_pages, *v_pages; /* layout "linear"; v_pages NULL and v.data NULL: K alone (latent) */
   mpfa_tensor k, v;                    /* [1, n, kv_heads, head_dim] and [1, n, kv_heads, head_dim_v], one dtype */
   const int64_t* slot_mapping;         /* [n] page * page_size + slot, each at most once; other values are skipped */
   const float *k_mean, *v_mean;        /* [kv_heads, head_dim], [kv_heads, head_dim_v] to subtract, or NULL */
   uint64_t* counters;                  /* [3] added to: the fields of mpfa_counters in order; may be NULL */
+  const mpfa_rope* rope;               /* turns k and q in the same launch; needs positions; NULL: none */
   void* stream;                        /* cudaStream_t; NULL: the default stream */
 } mpfa_slot_write;
 MPFA_API void mpfa_slot_write_init(mpfa_slot_write* write, size_t struct_size);
-/* One launch, enqueued; the bytes are those of mpfa_pages_write. For K and V in mxfp4 or both in nvfp4 (any scale
- * rule), head dims a multiple of 32, rows aligned to 16 bytes. */
+/* One launch, enqueued; the bytes are those of mpfa_pages_write and mpfa_cache_write_slots_rope.
+ * include/mpfa/device_cache.hpp lists formats, head dims and alignments. */
 MPFA_API mpfa_status mpfa_write_slots(const mpfa_slot_write* write, mpfa_device device, mpfa_error* error);
 /* A page table in compressed rows (indptr [batch + 1], indices [indices_count], last_page_len [batch]) as page_table
  * [batch, columns] (-1 past a sequence) and lengths [batch]. MPFA_OUT_OF_RANGE when a sequence has more pages. */

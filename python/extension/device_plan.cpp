@@ -106,7 +106,7 @@ void bind_device(nb::module_& m) {
           },
           any, any, nb::arg(), any, any)
       .def("set_table", &DeviceView::set_table, any, any)
-      .def("write_slots", &DeviceView::write_slots, any, any, any, any, nb::arg())
+      .def("write_slots", &DeviceView::write_slots, any, any, any, any, any, nb::arg())
       .def("batch", &DeviceView::batch)
       .def("columns", &DeviceView::columns)
       .def("recipe_for", [](const DeviceView& v, const std::string& q) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "extension/bindings.hpp"
+#include "extension/rope.hpp"
 #include "extension/views.hpp"
 #include "mpfa/device_cache.hpp"
 
@@ -32,6 +33,20 @@ void check_each(const std::optional<Array>& means, const char* name, std::int64_
        batch);
 }
 
+/// A view carries pages and means of K and V, so other state would be missing without a word.
+void check_recipe(const std::string& text) {
+  if (text.empty()) return;
+  const Recipe r = take(parse_recipe(text));
+  const bool q = r.q_centre != QCentre::none || r.rank_one != RankOne::off;
+  if (!keeps_wide_tokens(r) && !q && !r.v_residual && r.v_mean != VMean::page) return;
+  fail(
+      "DevicePageView: recipe {} keeps state that pages and means of K and V do not hold (16-bit tokens, a centred Q, "
+      "a "
+      "residual, means of pages); use sink=0,recent=0,phase_switch=off,q_centre=none,rank_one=off,v_residual=off and "
+      "another v_mean, or fill a CacheView in C++",
+      text);
+}
+
 }  // namespace
 
 DeviceView::DeviceView(nb::object k, nb::object v, std::string recipe, nb::handle k_mean, nb::handle v_mean)
@@ -39,6 +54,7 @@ DeviceView::DeviceView(nb::object k, nb::object v, std::string recipe, nb::handl
   const PagesKind &kk = k_set().device_pages("DevicePageView: k").kind,
                   &vk = v_set().device_pages("DevicePageView: v").kind;
   check_view_pages("DevicePageView", kk, vk);
+  check_recipe(recipe_);
   k_mean_ = import_means(k_mean, "k_mean", kk.kv_heads, kk.head_dim);
   v_mean_ = import_means(v_mean, "v_mean", vk.kv_heads, vk.head_dim);
 }
@@ -96,7 +112,7 @@ CacheView DeviceView::view(const AttentionProblem& p) const {
   return view;
 }
 
-void DeviceView::write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping, nb::handle counters,
+void DeviceView::write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping, nb::handle rope, nb::handle counters,
                              std::uintptr_t stream) const {
   for (const auto& [means, name] : {std::pair(&k_mean_, "k_mean"), {&v_mean_, "v_mean"}}) {
     if (*means && (*means)->ndim == 3) {
@@ -122,6 +138,8 @@ void DeviceView::write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping
   write.slot_mapping = static_cast<const std::int64_t*>(slots.data);
   write.k_mean = mean_of(k_mean_, 0);
   write.v_mean = mean_of(v_mean_, 0);
+  const auto turn = import_device_rope(rope, k_array.shape[1]);
+  if (turn) write.rope = &turn->rope;
   if (!counters.is_none()) {
     const Array met = import_dense(counters, "counters", DType::i64, {3}, true);
     write.counters = static_cast<unsigned long long*>(met.data);

@@ -18,8 +18,8 @@ class DeviceView {
 
   /// page_table int32 [batch, pages], rows contiguous; lengths int64 [batch].
   void set_table(nb::handle page_table, nb::handle lengths);
-  /// k, v [n, heads, d]; slot_mapping int64 [n]; counters int64 [3] or None.
-  void write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping, nb::handle counters,
+  /// k, v [n, heads, d]; slot_mapping int64 [n]; rope as import_device_rope takes it; counters int64 [3] or None.
+  void write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping, nb::handle rope, nb::handle counters,
                    std::uintptr_t stream) const;
 
   [[nodiscard]] std::int64_t batch() const { return table_.shape[0]; }

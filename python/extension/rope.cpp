@@ -40,9 +40,9 @@ std::vector<std::int64_t> import_positions(nb::handle x, const char* name, std::
 }  // namespace
 
 void import_tables(nb::handle cos, nb::handle sin, const char* cos_name, const char* sin_name, bool interleaved,
-                   RopeInput& to) {
-  to.cos = import_array(cos, cos_name);
-  to.sin = import_array(sin, sin_name);
+                   RopeInput& to, Place place) {
+  to.cos = import_array(cos, cos_name, false, place);
+  to.sin = import_array(sin, sin_name, false, place);
   if (to.cos.ndim != 2 || to.sin.ndim != 2) {
     fail("{} has shape {}, {} has shape {}; both must be [positions, rotary_dim / 2]", cos_name, shape_text(to.cos),
          sin_name, shape_text(to.sin));
@@ -67,6 +67,26 @@ std::unique_ptr<RopeInput> import_rope(nb::handle rope, std::int64_t tokens, boo
   in->rope.q_out = in->q_out.mutable_view();
   in->q_positions = import_positions(item(7), "q_positions", in->q.shape[0] * in->q.shape[1]);
   if (!in->q_positions.empty()) in->rope.q_positions = in->q_positions.data();
+  return in;
+}
+
+std::unique_ptr<RopeInput> import_device_rope(nb::handle rope, std::int64_t tokens) {
+  if (rope.is_none()) return nullptr;
+  auto in = std::make_unique<RopeInput>();
+  const auto item = [&](int i) { return nb::object(rope[nb::int_(i)]); };
+  const auto positions = [](nb::handle x, const char* name, std::int64_t count) -> const std::int64_t* {
+    if (x.is_none()) return nullptr;
+    return static_cast<const std::int64_t*>(import_dense(x, name, DType::i64, {count}).data);
+  };
+  import_tables(item(0), item(1), "rope.cos", "rope.sin", nb::cast<bool>(item(2)), *in, Place::device);
+  in->rope.begin = nb::cast<std::int64_t>(item(3));
+  in->rope.positions = positions(item(4), "positions", tokens);
+  if (item(5).is_none()) return in;
+  in->q = import_rows(item(5), "rotate_q", true, false, Place::device);
+  in->q_out = import_rows(item(6), "rotate_q", true, true, Place::device);
+  in->rope.q = in->q.view();
+  in->rope.q_out = in->q_out.mutable_view();
+  in->rope.q_positions = positions(item(7), "q_positions", in->q.shape[1]);
   return in;
 }
 

@@ -18,9 +18,11 @@ struct RopeInput {
 
 /// Tables [positions, half] of one dtype.
 void import_tables(nb::handle cos, nb::handle sin, const char* cos_name, const char* sin_name, bool interleaved,
-                   RopeInput& to);
+                   RopeInput& to, Place place = Place::host);
 /// None gives null. Otherwise the tuple (cos, sin, interleaved, begin, positions, q, q_out, q_positions) for `tokens`
 /// tokens of all sequences; positions and queries may be None. ragged: q is [rows, heads, head_dim].
 [[nodiscard]] std::unique_ptr<RopeInput> import_rope(nb::handle rope, std::int64_t tokens, bool ragged);
+/// The same of arrays in device memory, with positions int64 [tokens] and q_positions int64 [rows of q].
+[[nodiscard]] std::unique_ptr<RopeInput> import_device_rope(nb::handle rope, std::int64_t tokens);
 
 }  // namespace mpfa::python

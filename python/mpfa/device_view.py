@@ -10,6 +10,7 @@ from mpfa.arrays import kind_of, plain
 from mpfa.device_arrays import empty_beside, stream_address
 from mpfa.pages import Pages
 from mpfa.results import lse_shape
+from mpfa.rope import Rope, rotation
 
 
 class DevicePlan:
@@ -165,15 +166,34 @@ class DevicePageView:
             plan = self._plans[key] = self.plan(q_heads=shape[-2], **fields)
         return plan.attend(q, out=out, lse=lse, return_lse=return_lse, sinks=sinks, cu_seqlens_q=cu, stream=address)
 
-    def write_slots(self, k, v, slot_mapping, *, counters=None, stream=None) -> None:
+    def write_slots(
+        self,
+        k,
+        v,
+        slot_mapping,
+        *,
+        rope: Rope | None = None,
+        positions=None,
+        rotate_q=None,
+        q_positions=None,
+        counters=None,
+        stream=None,
+    ):
         """Enqueue quantising tokens IN PLACE into the pages, with the bytes of `PagedCache.write_slots`.
 
         k [n, kv_heads, head_dim], v [n, kv_heads, head_dim_v], float32, bfloat16 or float16; slot_mapping int64 [n]:
         page * page_size + slot, each at most once, others (-1) skip the token. counters: int64 [3] that is added to
         (non-finite blocks, saturated elements, flushed blocks). stream as in `DevicePlan.attend`. Page table and
-        lengths do not change. Allocates nothing and may be captured.
+        lengths do not change. May be captured.
+
+        With `rope`, of tables on the device, k is rotated first, in the same launch, at positions int64 [n], which are
+        needed; rotate_q [sq, q_heads, head_dim] is rotated at q_positions int64 [sq] (default: positions) into a new
+        torch tensor, which is returned.
         """
-        self._core.write_slots(plain(k, "k"), plain(v, "v"), slot_mapping, counters, stream_address(stream, k))
+        rotated, turn = rotation(rope, positions, rotate_q, q_positions, empty_beside)
+        address = stream_address(stream, k)
+        self._core.write_slots(plain(k, "k"), plain(v, "v"), slot_mapping, turn, counters, address)
+        return rotated()
 
     def __repr__(self) -> str:
         return f"DevicePageView(k={self.k!r}, v={self.v!r}, batch={self.batch})"

@@ -45,8 +45,11 @@ def tables_of(rope) -> tuple:
     return rope.core()
 
 
-def rotation(rope, positions, rotate_q, q_positions):
-    """(gives the rotated q after the call, what the extension takes) of the arguments of append and write_slots."""
+def rotation(rope, positions, rotate_q, q_positions, empty=None):
+    """(gives the rotated q after the call, what the extension takes) of the arguments of append and write_slots.
+
+    empty(q, name, shape, dtype) makes the rotated q where it is not of the host.
+    """
     if rope is None:
         if positions is not None or rotate_q is not None or q_positions is not None:
             raise _core.MpfaError(
@@ -59,5 +62,9 @@ def rotation(rope, positions, rotate_q, q_positions):
             raise _core.MpfaError("q_positions belong to rotate_q; give both or neither")
         return lambda: None, rope.core(positions)
     kind = kind_of(rotate_q, "rotate_q")
-    out = kind.empty(kind.shape(rotate_q), require_float(kind.dtype(rotate_q), "rotate_q"))
+    shape, dtype = kind.shape(rotate_q), require_float(kind.dtype(rotate_q), "rotate_q")
+    if empty is not None:
+        out = empty(rotate_q, "rotate_q", shape, dtype)
+        return lambda: out, rope.core(positions, plain(rotate_q, "rotate_q"), out, q_positions)
+    out = kind.empty(shape, dtype)
     return lambda: kind.result(out), rope.core(positions, plain(rotate_q, "rotate_q"), out, q_positions)

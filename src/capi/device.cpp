@@ -46,14 +46,23 @@ mpfa_status mpfa_write_slots(const mpfa_slot_write* write, mpfa_device device, m
     if (!target.ok()) return target.status();
     const auto kp = mpfa::capi::to_mutable(kCall, "k_pages", write->k_pages);
     if (!kp.ok()) return kp.status();
-    const auto vp = mpfa::capi::to_mutable(kCall, "v_pages", write->v_pages);
-    if (!vp.ok()) return vp.status();
     const auto k = mpfa::capi::to_view(kCall, "k", write->k), v = mpfa::capi::to_view(kCall, "v", write->v);
     if (!k.ok()) return k.status();
     if (!v.ok()) return v.status();
     mpfa::SlotWrite call;
     call.k_pages = kp.value();
-    call.v_pages = vp.value();
+    if (write->v_pages != nullptr || write->v.data != nullptr) {
+      const auto vp = mpfa::capi::to_mutable(kCall, "v_pages", write->v_pages);
+      if (!vp.ok()) return vp.status();
+      call.v_pages = vp.value();
+    }
+    mpfa::Rope rope;
+    if (write->rope != nullptr) {
+      const auto turn = mpfa::capi::to_rope(kCall, write->rope);
+      if (!turn.ok()) return turn.status();
+      rope = turn.value();
+      call.rope = &rope;
+    }
     call.k = k.value();
     call.v = v.value();
     call.slot_mapping = write->slot_mapping;

@@ -15,6 +15,7 @@
 #include "mpfa/attention.hpp"
 #include "mpfa/cache.hpp"
 #include "mpfa/mpfa.h"
+#include "mpfa/rope.hpp"
 
 struct mpfa_recipe {
   mpfa::Recipe recipe;
@@ -113,6 +114,7 @@ void init_struct(T* s, std::size_t struct_size, T defaults) {
 /// Tokens of a call: k, and v where there is one (NULL with shared_kv).
 [[nodiscard]] Result<std::pair<TensorView, std::optional<TensorView>>> to_views(const char* call, const mpfa_tensor* k,
                                                                                 const mpfa_tensor* v);
+[[nodiscard]] Result<Rope> to_rope(const char* call, const mpfa_rope* r);
 [[nodiscard]] Result<AttentionProblem> to_problem(const char* call, const mpfa_problem* p);
 /// The sequences of the view are left to the caller when batch is 0.
 [[nodiscard]] Result<CacheView> to_cache_view(const char* call, const mpfa_cache_view& v, std::int64_t batch,

@@ -5,24 +5,15 @@
 
 #include "capi/handles.hpp"
 
-using mpfa::Status;
-using mpfa::capi::check_list;
-using mpfa::capi::check_struct;
-using mpfa::capi::guarded;
-using mpfa::capi::not_null;
-using mpfa::capi::to_view;
-using mpfa::capi::to_views;
+namespace mpfa::capi {
 
-namespace {
-
-mpfa::Result<mpfa::Rope> to_rope(const char* call, const mpfa_rope* r) {
+Result<Rope> to_rope(const char* call, const mpfa_rope* r) {
   if (Status s = check_struct(call, "rope", r); !s.ok()) return s;
   if (r->style != MPFA_ROPE_HALF && r->style != MPFA_ROPE_INTERLEAVED) {
-    return mpfa::capi::invalid(
-        fmt::format("{}: rope->style is {}; take MPFA_ROPE_HALF or MPFA_ROPE_INTERLEAVED", call, r->style));
+    return invalid(fmt::format("{}: rope->style is {}; take MPFA_ROPE_HALF or MPFA_ROPE_INTERLEAVED", call, r->style));
   }
-  mpfa::Rope rope;
-  rope.style = static_cast<mpfa::RopeStyle>(r->style);
+  Rope rope;
+  rope.style = static_cast<RopeStyle>(r->style);
   rope.begin = r->begin;
   rope.positions = r->positions;
   rope.q_positions = r->q_positions;
@@ -40,7 +31,15 @@ mpfa::Result<mpfa::Rope> to_rope(const char* call, const mpfa_rope* r) {
   return rope;
 }
 
-}  // namespace
+}  // namespace mpfa::capi
+
+using mpfa::Status;
+using mpfa::capi::check_list;
+using mpfa::capi::guarded;
+using mpfa::capi::not_null;
+using mpfa::capi::to_rope;
+using mpfa::capi::to_view;
+using mpfa::capi::to_views;
 
 extern "C" {
 

@@ -1,10 +1,12 @@
 """`mpfa matrix`: the page in docs/ is its output, and its cells agree with one another."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "support.md"
 
 
 def output(cli, *args):
@@ -25,3 +27,11 @@ def test_every_cell_has_a_kernel_or_a_reason_on_every_device(cli):
             assert bool(answer["kernel"]) != bool(answer["reasons"])
     taken = sum(bool(c["devices"]["cpu"]["kernel"]) for c in cells)
     assert taken > 0.9 * len(cells)
+
+
+def test_the_page_names_device_tests_that_exist():
+    text = PAGE.read_text(encoding="utf-8")
+    declared = (ROOT / "tests" / "cuda" / "CMakeLists.txt").read_text(encoding="utf-8")
+    named = set(re.findall(r"`cuda\.(\w+)`", text))
+    assert named == {"matrix"}
+    assert all(f"mpfa_device_test({name} " in declared for name in named)

@@ -68,24 +68,29 @@ std::string formats_table(Device device, std::vector<std::string>& taken) {
   return text;
 }
 
-/// Features that some format takes in some phase, and the reasons for the others.
+/// Features that formats take in every phase that they have a kernel for, with the names of the formats where not all
+/// do, and the reasons for features that none takes.
 void sort_features(Device device, const std::vector<std::string>& formats, Groups& taken, Groups& refused) {
   for (const Feature& feature : matrix::features()) {
     const bool has_column = feature.group == "head dim" || feature.group == "tokens per page";
-    bool any = false;
-    std::vector<std::string> reasons;
+    std::vector<std::string> takers, others, reasons;
     for (const std::string& format : formats) {
+      bool all = true;
       for (const Phase& phase : matrix::phases()) {
-        if (!takes(matrix::plain_problem(format, format, phase, device), device)) continue;
         AttentionProblem p = matrix::plain_problem(format, format, phase, device);
+        if (!takes(p, device)) continue;
         feature.apply(p);
         const Support support = matrix::supports_feature(p, feature, device);
-        any = any || support.supported();
+        all = all && support.supported();
         reasons.insert(reasons.end(), support.reasons.begin(), support.reasons.end());
       }
+      (all ? takers : others).push_back(format);
     }
-    if (any) {
-      add_once(taken, feature.group, feature.name);
+    if (!takers.empty()) {
+      const bool most = others.size() < takers.size();
+      const std::string names = fmt::format("{}", fmt::join(most ? others : takers, ", "));
+      add_once(taken, feature.group,
+               others.empty() ? feature.name : fmt::format("{} ({}{})", feature.name, most ? "not " : "", names));
     } else if (!has_column) {
       for (const std::string& reason : reasons) add_once(refused, reason, feature.group + " " + feature.name);
     }
@@ -104,9 +109,10 @@ std::string gpu_section(Device device) {
   text += formats_table(device, formats);
   Groups taken, refused;
   sort_features(device, formats, taken, refused);
-  text += "\nWith each of them:\n\n" + row_text({"what", "cells"}) + row_text({"---", "---"});
+  text +=
+      "\nWith each of them, or with those in brackets:\n\n" + row_text({"what", "cells"}) + row_text({"---", "---"});
   for (const auto& [group, names] : taken) text += row_text({group, fmt::format("{}", fmt::join(names, ", "))});
-  text += "\nRefused, with the reason:\n\n";
+  text += "\nRefused with all of them, with the reason:\n\n";
   for (const auto& [reason, names] : refused) text += fmt::format("* {}: \"{}\"\n", fmt::join(names, ", "), reason);
   return text;
 }

@@ -72,6 +72,8 @@ def test_views(view):
         ({"page_table": table[:1].expand(3, -1)}, r"strides \[0, 1\]; int32 .* with contiguous rows"),
         ({"lengths": lengths.int()}, "lengths is int32.*int64"),
         ({"lengths": lengths[:2]}, r"\[3\] is needed"),
+        ({"recipe": "mxfp4,sink=4"}, "keeps state that pages and means of K and V do not hold"),
+        ({"recipe": "kv=mxfp4,v_mean=page"}, "keeps state"),
         ({"k_mean": torch.zeros(KV_HEADS, D)}, "k_mean is in host memory"),
         ({"k_mean": torch.zeros(2, KV_HEADS, D, device="cuda")}, "means of 2 sequences, the page table has 3"),
         ({"v_mean": torch.zeros(KV_HEADS, D // 2, device="cuda")}, "v_mean is float32 of shape"),

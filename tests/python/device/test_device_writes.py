@@ -44,6 +44,27 @@ def test_slots_get_the_bytes_of_the_host(format, dtype):
         assert np.array_equal(np.asarray(back.scales), on_host.scales)
 
 
+def test_keys_and_queries_are_rotated_in_the_same_launch():
+    angles = torch.outer(torch.arange(64.0), 10000.0 ** -(torch.arange(0, D, 2) / D))
+    cos, sin, positions = angles.cos(), angles.sin(), torch.arange(40) + 7
+    k, v, q = (gaussian(1, 40, heads, D, seed=heads) for heads in (KV_HEADS, KV_HEADS, 8))
+    sizes = {"q_heads": 8, "kv_heads": KV_HEADS, "head_dim": D, "page_size": PAGE, "capacity": 64}
+    view = mpfa.PagedCache("mxfp4,centre=none", **sizes).to_device(max_tokens=64)
+    cache = mpfa.PagedCache("mxfp4,centre=none", **sizes)
+    turned = cache.append(k, v, rope=mpfa.Rope(cos, sin), positions=positions[None], rotate_q=q)
+    want = cache.to_device()
+    slots = torch.tensor([cache.page_table[0][t // PAGE] * PAGE + t % PAGE for t in range(40)])
+    rope, at = mpfa.Rope(cos.cuda(), sin.cuda()), positions.cuda()
+    got = view.write_slots(k[0].cuda(), v[0].cuda(), slots.cuda(), rope=rope, positions=at, rotate_q=q[0].cuda())
+    assert torch.equal(got.cpu(), turned[0])
+    for x, y in ((view.k, want.k), (view.v, want.v)):
+        assert torch.equal(x.data, y.data) and torch.equal(x.scales, y.scales)
+    with pytest.raises(mpfa.MpfaError, match="rope.cos is in host memory"):
+        view.write_slots(k[0].cuda(), v[0].cuda(), slots.cuda(), rope=mpfa.Rope(cos, sin), positions=at)
+    with pytest.raises(mpfa.MpfaError, match="rope.positions is null"):
+        view.write_slots(k[0].cuda(), v[0].cuda(), slots.cuda(), rope=rope)
+
+
 @pytest.mark.parametrize("recipe", ["mxfp4,centre=none", "nvfp4,centre=none"])
 def test_a_cache_goes_there_and_back_bit_for_bit(recipe):
     cache = filled_cache(recipe)
