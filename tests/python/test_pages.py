@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_refused_with_a_reason(pools):
         (lambda: mpfa.PageView(k, packed, **table(), recipe="mxfp4"), "static or none"),
         (lambda: mpfa.PageView(k, v, **table(), k_mean=normal(KV_HEADS, D)), "does not use it"),
         (lambda: mpfa.PageView(k, packed, **table(), recipe="mxfp4,centre=none").attend(q), "the cache holds k as f32"),
-        (lambda: mpfa.PageView(k, packed, **table(), recipe="mxfp4,centre=none,sink=4"), "use a PagedCache"),
+        (lambda: mpfa.PageView(k, packed, **table(), recipe="mxfp4,centre=none,sink=4"), "append to a PagedCache"),
         (lambda: view.attend(q[:2]), "q has 2 sequences, the page table 3"),
         (lambda: view.attend(q[:, :, :3]), "not a multiple"),
         (lambda: view.attend(q[..., :32]), r"64\] is needed"),
