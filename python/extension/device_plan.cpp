@@ -25,8 +25,8 @@ class DevicePlan {
     if (own_.data() == nullptr) own_ = take(cuda::Buffer::make(plan_.workspace_bytes));
   }
 
-  void attend(nb::handle q, nb::handle out, nb::handle lse, nb::handle sinks, nb::handle cu_seqlens_q,
-              nb::handle workspace, std::uintptr_t stream) const {
+  void attend(nb::handle q, nb::handle out, nb::handle lse, nb::handle sinks, nb::handle mask, nb::handle alibi_slopes,
+              nb::handle cu_seqlens_q, nb::handle workspace, std::uintptr_t stream) const {
     const AttentionProblem& p = plan_.problem;
     const bool ragged = !cu_seqlens_q.is_none();
     const Array q_array = import_rows(q, "q", ragged, false, Place::device);
@@ -44,9 +44,12 @@ class DevicePlan {
       check_lse(lse_array, q_array, ragged, p.q_heads);
       t.lse = static_cast<float*>(lse_array.data);
     }
-    if (!sinks.is_none()) {
-      t.sinks = static_cast<const float*>(import_dense(sinks, "sinks", DType::f32, {p.q_heads}).data);
-    }
+    const auto per_head = [&](nb::handle x, const char* name) -> const float* {
+      return x.is_none() ? nullptr : static_cast<const float*>(import_dense(x, name, DType::f32, {p.q_heads}).data);
+    };
+    t.sinks = per_head(sinks, "sinks");
+    t.alibi_slopes = per_head(alibi_slopes, "alibi_slopes");
+    if (!mask.is_none()) t.mask = import_mask(mask, Place::device).view();
     t.stream = reinterpret_cast<void*>(stream);
     check(mpfa::attend(plan_, t, workspace_of(workspace)));
   }
@@ -121,7 +124,7 @@ void bind_device(nb::module_& m) {
           },
           any, nb::arg(), nb::arg())
       .def("allocate", &DevicePlan::allocate)
-      .def("attend", &DevicePlan::attend, any, any, any, any, any, any, nb::arg())
+      .def("attend", &DevicePlan::attend, any, any, any, any, any, any, any, any, nb::arg())
       .def("workspace_bytes", &DevicePlan::workspace_bytes)
       .def("kernel", &DevicePlan::kernel);
 }

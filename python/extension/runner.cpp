@@ -9,8 +9,10 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
-Array import_mask(nb::handle x) {
-  Array mask = import_array(x, "mask");
+}  // namespace
+
+Array import_mask(nb::handle x, Place place) {
+  Array mask = import_array(x, "mask", false, place);
   if (mask.ndim == 2) {  // [rows, keys], the same for every sequence and head
     mask.shape = {1, 1, mask.shape[0], mask.shape[1]};
     mask.stride = {0, 0, mask.stride[0], mask.stride[1]};
@@ -24,8 +26,6 @@ Array import_mask(nb::handle x) {
   }
   return mask;
 }
-
-}  // namespace
 
 void check_lse(const Array& lse, const Array& q, bool ragged, std::int64_t q_heads) {
   const bool fits = lse.dtype == DType::f32 && lse.ndim == (ragged ? 2 : 3) &&

@@ -50,6 +50,9 @@ void import_call(nb::handle q, nb::handle out, nb::handle lse, const CallOptions
 /// Fails unless lse is float32 [batch, q_heads, rows] (ragged: [q_heads, rows]), contiguous.
 void check_lse(const Array& lse, const Array& q, bool ragged, std::int64_t q_heads);
 
+/// A mask [rows, keys] or [batch or 1, q_heads or 1, rows, keys], bool or float32, with four dimensions.
+[[nodiscard]] Array import_mask(nb::handle x, Place place = Place::host);
+
 /// Plans on demand and owns the workspace.
 class Runner {
  public:

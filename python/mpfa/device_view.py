@@ -39,6 +39,8 @@ class DevicePlan:
         lse=None,
         return_lse: bool = False,
         sinks=None,
+        mask=None,
+        alibi_slopes=None,
         cu_seqlens_q=None,
         workspace=None,
         stream=None,
@@ -48,7 +50,8 @@ class DevicePlan:
 
         out           like q with head_dim_v; None: a new torch tensor (q of other libraries: out is needed)
         lse           float32 [batch, q_heads, s] or [q_heads, total]; None with return_lse: a new torch tensor
-        sinks         float32 [q_heads], exactly when planned with sinks
+        sinks         float32 [q_heads], exactly when planned with sinks; alibi_slopes likewise
+        mask          bool or float32 as in `AttendOptions`, with max_kv keys, exactly when planned with one
         cu_seqlens_q  int64 [batch + 1] on the device, for ragged q
         workspace     uint8 [workspace_bytes or more] aligned to 64; None: the plan's own, which serves one stream at a
                       time
@@ -62,7 +65,8 @@ class DevicePlan:
             out = empty_beside(q, "out", (*shape[:-1], self._head_dim_v), self._out_dtype)
         if lse is None and return_lse:
             lse = empty_beside(q, "lse", lse_shape(kind_of(q, "q").shape(q)), "float32")
-        self._core.attend(plain(q, "q"), out, lse, sinks, cu_seqlens_q, workspace, stream_address(stream, q))
+        address = stream_address(stream, q)
+        self._core.attend(plain(q, "q"), out, lse, sinks, mask, alibi_slopes, cu_seqlens_q, workspace, address)
         return out if lse is None else (out, lse)
 
 
@@ -157,14 +161,15 @@ class DevicePageView:
             "window": (left, right),
             "sinks": sinks is not None,
             "alibi": slopes is not None,
-            "mask": "none" if mask is None else "boolean",
+            "mask": "none" if mask is None else "additive" if kind.dtype(mask) == "float32" else "boolean",
         }
         address = stream_address(stream, q)
         key = (shape[-2], self.batch, self._core.columns(), address, *fields.values())
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self.plan(q_heads=shape[-2], **fields)
-        return plan.attend(q, out=out, lse=lse, return_lse=return_lse, sinks=sinks, cu_seqlens_q=cu, stream=address)
+        extras = {"sinks": sinks, "mask": mask, "alibi_slopes": slopes, "cu_seqlens_q": cu}
+        return plan.attend(q, out=out, lse=lse, return_lse=return_lse, stream=address, **extras)
 
     def write_slots(
         self,

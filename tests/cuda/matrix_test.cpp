@@ -24,7 +24,8 @@ class DeviceMatrix : public ::testing::TestWithParam<std::string> {
     std::vector<double> want, want_lse;
     ASSERT_TRUE(reference::attend(p, filled.tensors, reference::Precision::f64, want, want_lse).ok());
     const double rounding = p.out_dtype == DType::bf16 ? 4e-3 : p.out_dtype == DType::f16 ? 5e-4 : 0.0;
-    const double bound = kernel_tolerance(p.recipe);
+    // e4m3 codes of P are relative to a maximum that other tiles than the reference's have raised.
+    const double bound = p.recipe.p == PMode::e4m3 ? 5e-2 : kernel_tolerance(p.recipe);
     EXPECT_LE(relative_l2(call.out(), want), bound + rounding);
     EXPECT_LE(max_difference(call.lse(), want_lse), 10 * bound);
     for (Cell& cell : matrix::cells_of_call(p, filled.tensors)) ran_.push_back(std::move(cell));

@@ -72,7 +72,7 @@ std::string formats_table(Device device, std::vector<std::string>& taken) {
 /// do, and the reasons for features that none takes.
 void sort_features(Device device, const std::vector<std::string>& formats, Groups& taken, Groups& refused) {
   for (const Feature& feature : matrix::features()) {
-    const bool has_column = feature.group == "head dim" || feature.group == "tokens per page";
+    if (feature.group == "head dim" || feature.group == "tokens per page") continue;  // have columns of their own
     std::vector<std::string> takers, others, reasons;
     for (const std::string& format : formats) {
       bool all = true;
@@ -91,7 +91,7 @@ void sort_features(Device device, const std::vector<std::string>& formats, Group
       const std::string names = fmt::format("{}", fmt::join(most ? others : takers, ", "));
       add_once(taken, feature.group,
                others.empty() ? feature.name : fmt::format("{} ({}{})", feature.name, most ? "not " : "", names));
-    } else if (!has_column) {
+    } else {
       for (const std::string& reason : reasons) add_once(refused, reason, feature.group + " " + feature.name);
     }
   }

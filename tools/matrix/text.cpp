@@ -26,6 +26,9 @@ std::string range_text(const std::function<bool(std::int64_t)>& takes) {
                          static_cast<std::int64_t>(taken.size()) == last / first;
   if (multiples && first == 1) return end.empty() ? "any" : "1" + end;
   if (multiples) return fmt::format("multiples of {}{}", first, end);
+  const std::int64_t step = taken.size() > 1 ? taken[1] - first : 1;
+  const bool even = first % step == 0 && (last - first) / step + 1 == std::ssize(taken) && (last - first) % step == 0;
+  if (even && taken.size() > 4) return fmt::format("multiples of {} from {} to {}", step, first, last);
   return fmt::format("{}", fmt::join(taken, ", "));
 }
 

@@ -28,11 +28,14 @@ def test_the_numbers_are_those_of_the_host(recipe, rows):
 def test_options_reach_the_kernel():
     cache = filled_cache("nvfp4,centre=none")
     view, q = cache.to_device(), query(4)
-    sinks = torch.linspace(-1, 2, HEADS)
-    every = {"window": (20, -1), "softcap": 5.0, "softmax_scale": 0.2, "causal": False, "sinks": sinks}
+    heads = torch.linspace(-1, 2, HEADS)
+    every = {"window": (20, -1), "softcap": 5.0, "softmax_scale": 0.2, "causal": False, "sinks": heads}
+    every |= {"alibi_slopes": heads.abs(), "mask": torch.rand(4, 208) > 0.5}
     for options in ({name: value} for name, value in every.items()):
         on_device = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
         assert error(view.attend(q, **on_device), cache.attend(q.cpu(), **options)) < 4e-3
+    bias = torch.randn(3, 1, 4, 208)
+    assert error(view.attend(q, mask=bias.cuda()), cache.attend(q.cpu(), mask=bias)) < 4e-3
     assert error(mpfa.attend(q, view, causal=True), cache.attend(q.cpu())) < 4e-3
 
 

@@ -33,6 +33,8 @@ def test_queries_and_outputs(plan):
         plan.attend(q.double(), out=q)
     with refused("max_q is 2"):
         plan.attend(query(3))
+    with refused("mask.data was given although mask is not set"):
+        plan.attend(q, mask=torch.ones(1, 208, dtype=torch.bool, device="cuda"))
     with refused("q has shape"):
         plan.attend(q[:, :, :4].contiguous())
     with refused("stride 2 along the head dim"):
@@ -94,7 +96,8 @@ def test_plans(view):
     for wrong, text in (
         ({"q_dtype": "float32"}, "q is f32; convert it to bf16 or f16"),
         ({"max_q": 17}, "max_q is 17"),
-        ({"alibi": True}, "ALiBi"),
+        ({"alibi": True}, "alibi_slopes is null although alibi is set"),
+        ({"mask": "boolean"}, "mask.data is null although mask is set"),
         ({"batch": 4}, r"the plan is for 4 sequences of .* the page table is \[3, 13\]"),
         ({"max_kv": 13 * 16 + 1}, "max_kv 209, which take 14 pages each"),
         ({"device": "cpu"}, "no GPU"),
