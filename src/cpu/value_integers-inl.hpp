@@ -167,7 +167,7 @@ MPFA_BYTES_ATTR HWY_INLINE void add_quad(const std::byte* codes, std::int64_t qu
       const float* at = digits + r * kKeyTile + n * kQuads * (kPairs ? 2 : 1);
       __m512i weight;
       if constexpr (kPairs) {
-        weight = _mm512_castpd_si512(_mm512_set1_pd(*reinterpret_cast<const double*>(at)));
+        weight = _mm512_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
       } else {
         weight = _mm512_castps_si512(_mm512_set1_ps(*at));
       }
@@ -222,10 +222,12 @@ MPFA_BYTES_ATTR bool add_groups(const WordRows& v, const float* p, float* weight
   to_digits<kRows, kPairs>(blocks, weights, scales.unit);
   const float *digits = weights, *scale = scales.scale;
   std::int64_t in_block = 0;
+  const std::byte* next[2];
+  for (const int i : {0, 1}) next[i] = v.next[i] == nullptr ? v.codes : v.next[i];
   for (std::int64_t g = 0; g < groups; ++g) {
-    const std::int64_t line = g * kQuads * 64;
-    add_group<kRows, kPairs>(v, v.codes + g * kGroupBytes, {v.next[0] + line, v.next[1] + line}, digits, scale,
-                             from + g * kGroupChannels, to + g * kGroupChannels, stride);
+    add_group<kRows, kPairs>(v, v.codes + g * kGroupBytes, next, digits, scale, from + g * kGroupChannels,
+                             to + g * kGroupChannels, stride);
+    for (const std::byte*& line : next) line += kQuads * 64;
     if (++in_block < share) continue;
     in_block = 0;
     digits += (kPairs ? 2 : 1) * kRows * kKeyTile;
