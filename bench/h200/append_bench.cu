@@ -83,7 +83,8 @@ void row(const Format& k, const Format& v, std::int32_t tokens, bool means, bool
   for (int i = 0; i < 2; ++i) {
     const Format& f = i == 0 ? k : v;
     mpfa::sm90::AppendOperand& o = p.operand[i];
-    o.row.format = f.format, o.row.rule = f.rule, o.row.d = kDim, o.row.lanes = 8, o.row.parts = 1;
+    o.row.format = f.format, o.row.rule = f.rule, o.row.d = kDim, o.row.lanes = 8, o.row.lanes_shift = 3;
+    o.row.parts = 1;
     o.row.group = f.group / 16;
     while (1 << o.row.group_shift < o.row.group) ++o.row.group_shift;
     o.row.mean = means ? mean.get() : nullptr;

@@ -92,6 +92,7 @@ Result<RowFormat> row_format(const char* call, const char* name, const PagesKind
   const auto chunks = static_cast<std::uint32_t>(std::min<std::int64_t>(d, kWarpChannels) / kChunk);
   const auto block = static_cast<std::uint32_t>(whole ? kChunk : f.block_channels) / kChunk;
   row.lanes = static_cast<std::int32_t>(std::max(std::bit_ceil(chunks), block));
+  row.lanes_shift = std::countr_zero(static_cast<std::uint32_t>(row.lanes));
   row.group = whole ? row.lanes : static_cast<std::int32_t>(block);
   row.group_shift = std::countr_zero(static_cast<std::uint32_t>(row.group));
   row.mean = mean;

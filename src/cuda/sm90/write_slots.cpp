@@ -90,9 +90,10 @@ Status fill_queries(const Rope& rope, std::int64_t n, std::int64_t d, AppendRope
   r.q_out_row = out.stride[1], r.q_out_head = out.stride[2], r.q_out_step = out.stride[3];
   r.q_rows = static_cast<std::int32_t>(q.shape[1]), r.q_heads = static_cast<std::int32_t>(q.shape[2]);
   r.q_positions = rope.q_positions;
-  const std::int64_t size = size_of(q.dtype);
-  r.q_wide = r.table_vectors && r.begin % 8 == 0 && r.half % 8 == 0 && q.stride[3] == 1 &&
-             aligned(q.data, {q.stride[1] * size, q.stride[2] * size}, 16);
+  const std::int64_t size = size_of(q.dtype), out_size = size_of(out.dtype);
+  r.q_wide = r.table_vectors && r.begin % 8 == 0 && r.half % 8 == 0 && q.stride[3] == 1 && out.stride[3] == 1 &&
+             aligned(q.data, {q.stride[1] * size, q.stride[2] * size}, 16) &&
+             aligned(out.data, {out.stride[1] * out_size, out.stride[2] * out_size}, 16);
   return {};
 }
 

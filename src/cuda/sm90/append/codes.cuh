@@ -32,10 +32,6 @@ struct Quotient {
     const float q = __fmul_rn(v, inverse);
     return __fmaf_rn(__fmaf_rn(-q, factor, v), inverse, q);
   }
-  /// For values in another unit, a power of two; back is its inverse.
-  __device__ void divide_by(float unit, float back) {
-    factor = __fmul_rn(factor, unit), inverse = __fmul_rn(inverse, back);
-  }
 };
 
 /// Division by a power of two is multiplication by its inverse.

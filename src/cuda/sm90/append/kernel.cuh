@@ -18,11 +18,11 @@ struct Lane {
 
   __device__ Lane(const RowFormat& row, int column)
       : lane(static_cast<int>(threadIdx.x) % 32),
-        head(column / row.parts),
-        part(column % row.parts),
-        channel(part * kWarpChannels + lane % row.lanes * kChunk),
-        token(lane / row.lanes),
-        tokens(32 / row.lanes),
+        head(row.parts == 1 ? column : column / row.parts),
+        part(column - head * row.parts),
+        channel(part * kWarpChannels + (lane & (row.lanes - 1)) * kChunk),
+        token(lane >> row.lanes_shift),
+        tokens(32 >> row.lanes_shift),
         active(channel < row.d) {}
 };
 
@@ -63,23 +63,17 @@ __device__ __forceinline__ std::int64_t offset(std::uint32_t index, std::int32_t
 }
 
 template <AppendInput kInput, bool kRope, class Q>
-__device__ __forceinline__ void write_operand(const AppendParams& p, const AppendOperand& o, bool turns) {
-  const int warp = static_cast<int>(blockIdx.x * (kAppendThreads / 32) + threadIdx.x / 32);
-  const int columns = p.heads * o.row.parts, line = warp / columns;
-  const int lines = static_cast<int>(gridDim.x) * (kAppendThreads / 32) / columns;
+__device__ __forceinline__ void write_operand(const AppendParams& p, const AppendOperand& o, const Divisor& columns,
+                                              std::uint32_t block, bool turns) {
+  const std::uint32_t warp = block * (kAppendThreads / 32) + threadIdx.x / 32, line = divide(warp, columns);
+  const std::uint32_t lines = static_cast<std::uint32_t>(o.lines);
   if (line >= lines) return;  // warps beyond a whole number of lines
-  const Lane at(o.row, warp - line * columns);
-  const Q quantiser(o.row, at.head, at.lane);
-  const Mean<kAppendThreads> mean(o.row, at);
-  const bool leads = quantiser.leads && Q::kScaleBytes > 0;
-  std::uint8_t* const data = o.data + at.head * o.data_head + at.channel * Q::Codec::kBits / 8;
-  std::uint8_t* const scales =
-      o.scales + at.head * o.scale_head + (at.channel / kChunk >> o.row.group_shift) * Q::kScaleBytes;
+  const Lane at(o.row, static_cast<int>(warp - line * columns.d));
 
   // The next token is on its way while one is quantised. Channels past the row stay zero.
-  const std::uint32_t step = static_cast<std::uint32_t>(lines * at.tokens), n = static_cast<std::uint32_t>(p.n);
-  std::uint32_t begin = static_cast<std::uint32_t>(line * at.tokens),
-                token = begin + static_cast<std::uint32_t>(at.token);
+  const std::uint32_t n = static_cast<std::uint32_t>(p.n), step = lines * static_cast<std::uint32_t>(at.tokens);
+  std::uint32_t begin = line * static_cast<std::uint32_t>(at.tokens);
+  std::uint32_t token = begin + static_cast<std::uint32_t>(at.token);
   const std::int64_t x_step = o.x_row * step;
   std::int64_t x_at = o.x_row * token + at.head * o.x_head + at.channel;
   RawRun<kInput> raw;
@@ -91,8 +85,15 @@ __device__ __forceinline__ void write_operand(const AppendParams& p, const Appen
     next_slot = __ldg(p.slots + t);
     raw.load(o.x, x_at);
   };
-  Counts counts;
   fetch(token);
+
+  const Q quantiser(o.row, at.head, at.lane);
+  const Mean<kAppendThreads> mean(o.row, at);
+  const bool leads = quantiser.leads && Q::kScaleBytes > 0;
+  std::uint8_t* const data = o.data + at.head * o.data_head + at.channel * Q::Codec::kBits / 8;
+  std::uint8_t* const scales =
+      o.scales + at.head * o.scale_head + (at.channel / kChunk >> o.row.group_shift) * Q::kScaleBytes;
+  Counts counts;
   for (; begin < n; begin += step, token += step) {
     float x[kChunk];
     raw.widen(x);
@@ -122,36 +123,41 @@ __device__ __forceinline__ void write_operand(const AppendParams& p, const Appen
   add_counts(p.counters, counts);
 }
 
+/// One share of one row of Q: kCount pairs or channels.
 template <int kCount>
-__device__ __forceinline__ void write_queries(const AppendParams& p) {
+__device__ __forceinline__ void write_query(const AppendParams& p, std::uint32_t i) {
   const AppendRope& r = p.rope;
-  const int d = p.operand[0].row.d, shares = d / kCount;
-  const std::int64_t all = static_cast<std::int64_t>(r.q_rows) * r.q_heads * shares;
-  for (std::int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < all; i += gridDim.x * blockDim.x) {
-    const std::int64_t line = i / shares, row = line / r.q_heads, head = line - row * r.q_heads;
-    if (r.q_positions == nullptr && (p.slots[row] < 0 || p.slots[row] >= p.end_slot)) continue;
-    const std::int64_t position = r.q_positions == nullptr ? r.positions[row] : r.q_positions[row];
-    if (position < 0 || position >= r.rows) continue;
-    turn_query<kCount>(r, position, row * r.q_row + head * r.q_head, row * r.q_out_row + head * r.q_out_head,
-                       static_cast<int>(i - line * shares) * kCount);
+  if (i >= static_cast<std::uint32_t>(r.q_rows) * r.shares_div.d * r.heads_div.d) return;
+  const std::uint32_t line = divide(i, r.shares_div), row = divide(line, r.heads_div);
+  const std::int64_t head = line - row * r.heads_div.d;
+  if (r.q_positions == nullptr && static_cast<std::uint64_t>(p.slots[row]) >= static_cast<std::uint32_t>(p.end_slot)) {
+    return;
   }
+  const std::int64_t position = r.q_positions == nullptr ? r.positions[row] : r.q_positions[row];
+  if (position < 0 || position >= r.rows) return;
+  // Pairs that turn first, then the channels around them.
+  const int share = static_cast<int>(i - line * r.shares_div.d) * kCount;
+  const bool halves = r.style == RopeStyle::half;
+  const int turning = halves ? r.half : 2 * r.half, rest = share - turning;
+  const int channel = rest < 0 ? r.begin + share : rest < r.begin ? rest : rest + 2 * r.half;
+  turn_query<kCount>(r, position, row * r.q_row + head * r.q_head, row * r.q_out_row + head * r.q_out_head, channel);
 }
 
-/// blockIdx.y: K, V, then Q.
+/// Blocks for K, for V, then for Q.
 template <AppendInput kInput, bool kRope>
 __global__ void __launch_bounds__(kAppendThreads, kRope ? 2 : 4) append(const __grid_constant__ AppendParams p) {
-  const int which = static_cast<int>(blockIdx.y);
-  if (which < p.operands) {
+  const std::uint32_t blocks = static_cast<std::uint32_t>(p.blocks), which = blockIdx.x < blocks ? 0 : 1;
+  if (blockIdx.x < blocks * static_cast<std::uint32_t>(p.operands)) {
     const AppendOperand& o = p.operand[which];
-    visit(o.row.format, [&]<class Q>() { write_operand<kInput, kRope, Q>(p, o, which == 0); });
+    visit(o.row.format, [&]<class Q>() {
+      write_operand<kInput, kRope, Q>(p, o, p.columns[which], blockIdx.x - which * blocks, which == 0);
+    });
     return;
   }
   if constexpr (kRope) {
-    if (p.rope.q_wide) {
-      write_queries<8>(p);
-    } else {
-      write_queries<1>(p);
-    }
+    const std::uint32_t i =
+        (blockIdx.x - blocks * static_cast<std::uint32_t>(p.operands)) * kAppendThreads + threadIdx.x;
+    p.rope.q_wide ? write_query<8>(p, i) : write_query<1>(p, i);
   }
 }
 

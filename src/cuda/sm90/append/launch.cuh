@@ -8,31 +8,43 @@
 
 namespace mpfa::sm90 {
 
-/// Blocks for each of K, V and Q: threads that see some tokens each.
+/// Blocks for K, and as many for V: all run at once, and threads see some tokens each.
 inline constexpr std::int64_t kMostBlocks = 264;
 
+/// Threads of a row of Q: 8 pairs that turn, or 8 other channels, each; 1 where Q is not laid out for that.
+inline std::int64_t query_shares(const AppendRope& r, std::int64_t d) {
+  const std::int64_t alone = r.style == RopeStyle::half ? r.half : 0;  // partners
+  return (d - alone) / (r.q_wide ? 8 : 1);
+}
+
 template <AppendInput kInput>
-cudaError_t launch_append_of(bool rope, const AppendParams& p, cudaStream_t stream) {
-  // A line is a warp for every head and part of a row: at least one, and no more than some waves of blocks.
+cudaError_t launch_append_of(bool rope, const AppendParams& params, cudaStream_t stream) {
+  constexpr std::int64_t kWarps = kAppendThreads / 32;
+  AppendParams p = params;
+  // A line is a warp for every head and part of a row: at least one.
   std::int64_t one = 1, all = 1;
   for (int i = 0; i < p.operands; ++i) {
     const RowFormat& row = p.operand[i].row;
-    const std::int64_t warps = static_cast<std::int64_t>(p.heads) * row.parts, tokens = 32 / row.lanes;
-    constexpr std::int64_t kWarps = kAppendThreads / 32;
-    one = std::max(one, (warps + kWarps - 1) / kWarps);
-    all = std::max(all, (warps * ((p.n + tokens - 1) / tokens) + kWarps - 1) / kWarps);
+    const std::int64_t columns = static_cast<std::int64_t>(p.heads) * row.parts, tokens = 32 / row.lanes;
+    p.columns[i] = make_divisor(static_cast<std::uint32_t>(columns));
+    one = std::max(one, (columns + kWarps - 1) / kWarps);
+    all = std::max(all, (columns * ((p.n + tokens - 1) / tokens) + kWarps - 1) / kWarps);
   }
-  const bool queries = rope && p.rope.q != nullptr;
-  if (queries) {
-    const std::int64_t threads = static_cast<std::int64_t>(p.rope.q_rows) * p.rope.q_heads * p.operand[0].row.d / 8;
-    all = std::max(all, (threads + kAppendThreads - 1) / kAppendThreads);
+  p.blocks = static_cast<std::int32_t>(std::clamp(all, one, std::max(one, kMostBlocks)));
+  for (int i = 0; i < p.operands; ++i) {
+    p.operand[i].lines = static_cast<std::int32_t>(p.blocks * kWarps / p.columns[i].d);
   }
-  const dim3 grid(static_cast<unsigned>(std::clamp(all, one, std::max(one, kMostBlocks))),
-                  static_cast<unsigned>(p.operands + (queries ? 1 : 0)));
+  std::int64_t blocks = static_cast<std::int64_t>(p.blocks) * p.operands;
+  if (rope && p.rope.q != nullptr) {
+    const std::int64_t shares = query_shares(p.rope, p.operand[0].row.d);
+    p.rope.shares_div = make_divisor(static_cast<std::uint32_t>(shares));
+    p.rope.heads_div = make_divisor(static_cast<std::uint32_t>(p.rope.q_heads));
+    blocks += (p.rope.q_rows * p.rope.q_heads * shares + kAppendThreads - 1) / kAppendThreads;
+  }
   if (rope) {
-    append<kInput, true><<<grid, kAppendThreads, 0, stream>>>(p);
+    append<kInput, true><<<static_cast<unsigned>(blocks), kAppendThreads, 0, stream>>>(p);
   } else {
-    append<kInput, false><<<grid, kAppendThreads, 0, stream>>>(p);
+    append<kInput, false><<<static_cast<unsigned>(blocks), kAppendThreads, 0, stream>>>(p);
   }
   return cudaGetLastError();
 }

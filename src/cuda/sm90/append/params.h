@@ -38,6 +38,7 @@ struct RowFormat {
   ScaleRule rule;
   std::int32_t d;
   std::int32_t lanes;        // of a warp for one row, a power of two
+  std::int32_t lanes_shift;  // log2 of lanes
   std::int32_t parts;        // warps for one row
   std::int32_t group;        // lanes that share a scale, a power of two
   std::int32_t group_shift;  // log2 of group
@@ -54,6 +55,7 @@ struct AppendOperand {
   std::uint8_t* scales;
   std::int64_t data_head, scale_head;
   std::int32_t data_page, data_row, scale_page, scale_row;
+  std::int32_t lines;  // warps that walk over the tokens beside each other; of the launch
 };
 
 /// Tables, and queries to rotate. Strides in elements.
@@ -71,6 +73,7 @@ struct AppendRope {
   void* q_out;
   std::int64_t q_row, q_head, q_step, q_out_row, q_out_head, q_out_step;
   std::int32_t q_rows, q_heads;
+  Divisor shares_div, heads_div;    // threads for a row of Q, and its heads; of the launch
   const std::int64_t* q_positions;  // [q_rows]; null: positions and slots of the tokens
 };
 
@@ -81,6 +84,9 @@ struct AppendParams {
   const std::int64_t* slots;  // [n]
   std::int32_t end_slot;      // num_pages * page_size
   Divisor page_div;
+  Divisor columns[2];   // warps for all heads of a token of K, V
+  std::int32_t lines;   // warps that walk over the tokens beside each other, for every column
+  std::int32_t blocks;  // thread blocks for K, and as many for V; those after them are for Q
   std::int32_t n, heads, page_size;
   unsigned long long* counters;  // [3] non-finite blocks, saturated elements, flushed blocks; or null
 };

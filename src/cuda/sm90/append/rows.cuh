@@ -75,6 +75,38 @@ __device__ __forceinline__ void load_run(const void* base, DType dtype, std::int
   for (int j = 0; j < kCount; ++j) x[j] = load_element(base, dtype, i + j * step);
 }
 
+/// The opposite of load_run.
+template <int kCount>
+__device__ __forceinline__ void store_run(void* base, DType dtype, std::int64_t i, std::int64_t step, bool vectors,
+                                          const float (&x)[kCount]) {
+  if constexpr (kCount % 8 == 0) {
+    if (vectors && dtype == DType::f32) {
+      auto* to = reinterpret_cast<float4*>(static_cast<float*>(base) + i);
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j) to[j] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+      return;
+    }
+    if (vectors) {
+      std::uint32_t words[kCount / 2];
+      const auto pack = [&]<class Codec>() {
+#pragma unroll
+        for (int j = 0; j < kCount / 2; ++j) {
+          words[j] = Codec::encode(x[2 * j]).bits | Codec::encode(x[2 * j + 1]).bits << 16;
+        }
+      };
+      dtype == DType::bf16 ? pack.template operator()<formats::Bf16>() : pack.template operator()<formats::F16>();
+      auto* to = reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(base) + i);
+#pragma unroll
+      for (int j = 0; j < kCount / 8; ++j) {
+        to[j] = make_uint4(words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3]);
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) store_element(base, dtype, i + j * step, x[j]);
+}
+
 /// The host's rows::turn_pair: every product and sum rounded by itself.
 __device__ __forceinline__ float turn_first(float x, float y, float cos, float sin) {
   return __fsub_rn(__fmul_rn(x, cos), __fmul_rn(y, sin));
@@ -84,8 +116,8 @@ __device__ __forceinline__ float turn_second(float x, float y, float cos, float 
 }
 
 /// turn_chunk for any table, and pairs that cross chunks.
-inline __device__ __noinline__ void turn_slowly(const AppendRope& r, std::int64_t position, const void* base, DType dtype,
-                                         std::int64_t row, int channel, float (&x)[kChunk]) {
+inline __device__ __noinline__ void turn_slowly(const AppendRope& r, std::int64_t position, const void* base,
+                                                DType dtype, std::int64_t row, int channel, float (&x)[kChunk]) {
   const int first = channel - r.begin, turning = 2 * r.half;
   const std::int64_t cos_at = position * r.cos_row, sin_at = position * r.sin_row;
 #pragma unroll 1
@@ -156,8 +188,7 @@ __device__ __forceinline__ void turn_query(const AppendRope& r, std::int64_t pos
     load_run(r.q, r.q_dtype, from + c * r.q_step, r.q_step, kCount > 1, x);
   };
   const auto keep = [&](int c, const float(&x)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) store_element(r.q_out, r.q_out_dtype, to + (c + i) * r.q_out_step, x[i]);
+    store_run(r.q_out, r.q_out_dtype, to + c * r.q_out_step, r.q_out_step, kCount > 1, x);
   };
   float x[kCount], y[kCount], cos[kCount], sin[kCount];
   const bool turns = first >= 0 && first < 2 * r.half;
@@ -165,7 +196,6 @@ __device__ __forceinline__ void turn_query(const AppendRope& r, std::int64_t pos
   if (!turns) {
     load(channel, x), keep(channel, x);
   } else if (r.style == RopeStyle::half) {
-    if (first >= r.half) return;
     load(channel, x), load(channel + r.half, y);
     load_run(r.cos, r.dtype, cos_at + first * r.cos_step, r.cos_step, kCount > 1, cos);
     load_run(r.sin, r.sin_dtype, sin_at + first * r.sin_step, r.sin_step, kCount > 1, sin);
@@ -177,7 +207,7 @@ __device__ __forceinline__ void turn_query(const AppendRope& r, std::int64_t pos
     keep(channel, x), keep(channel + r.half, y);
   } else {
     constexpr int kPairs = (kCount + 1) / 2;
-    if (kCount == 1 && first % 2 != 0) return;
+    if (kCount == 1 && first % 2 != 0) return;  // written with the one before
     load(channel, x);
     if (kCount == 1) load(channel + 1, y);
 #pragma unroll

@@ -119,38 +119,53 @@ struct E4m3Scale {
     if (global.slow) return encode(__fdiv_rn(__fdiv_rn(amax, kTarget), global.factor));
     const float q = __fmul_rn(amax, kInverse);
     const float part = kTarget == 4 ? q : __fmaf_rn(__fmaf_rn(-q, kTarget, amax), kInverse, q);
-    return encode(whole ? part : global(part));
+    // Far past 448 already; more could overflow.
+    return encode(whole ? part : global(fminf(part, __fmul_rn(global.factor, 1024.0F))));
   }
-  __device__ Quotient quotient(std::uint32_t code) const { return Quotient(__fmul_rn(decode(code), global.factor)); }
+  __device__ float factor_of(std::uint32_t code) const { return __fmul_rn(decode(code), global.factor); }
   template <class Codec>
   __device__ Scaled<Divide> choose(float amax, float (&/*x*/)[kChunk]) const {
     const std::uint32_t code = code_for<6>(amax);
-    return {code, quotient(code), amax};
+    return {code, Quotient(factor_of(code)), amax};
   }
 };
 
-/// nvfp4_4over6. Errors are squared in a unit near amax, as the rule wants it; x is left in that unit.
+/// nvfp4_4over6. Most blocks are decided by sums that are not rounded as the rule wants it, but differ by more than
+/// that can matter; others by the rule as it is written.
 struct FourOverSixScale : E4m3Scale {
-  bool power;  // the head's scale is a power of two, so that a grid point times the factor is exact
+  using E4m3Scale::E4m3Scale;
 
-  __device__ FourOverSixScale(const RowFormat& row, int head) : E4m3Scale(row, head) {
-    power = !global.slow && (formats::float_bits(global.factor) & 0x7FFFFFU) == 0U;
-  }
-
-  /// Squared error with a factor of few bits. Adding 1.5 * 2^22 times a value's power of two rounds it to two bits,
-  /// adding 1.5 * 2^22 to multiples of 0.5. Ties may go either way: their error is the same.
-  static __device__ __forceinline__ float error_of(const float (&x)[kChunk], const Quotient& divide) {
-    const float wide = __fmul_rn(divide.inverse, 0x1p22F);
-    float sum = 0.0F;
+  /// Pairs of |x| as bf16: enough to know powers of two.
+  struct Pairs {
+    __nv_bfloat162 abs[kChunk / 2];
+    __device__ explicit Pairs(const float (&x)[kChunk]) {
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      const std::uint32_t step = (formats::float_bits(__fmul_rn(x[i], wide)) & 0x7F800000U) | 0x00400000U;
-      const float magic = fmaxf(formats::bits_float(step), 0x1.8p22F);
-      const float point = __fsub_rn(__fmaf_rn(x[i], divide.inverse, magic), magic);
-      const float error = __fmaf_rn(-point, divide.factor, x[i]);
-      sum = __fadd_rn(sum, __fmul_rn(error, error));
+      for (int i = 0; i < kChunk / 2; ++i) abs[i] = __floats2bfloat162_rn(fabsf(x[2 * i]), fabsf(x[2 * i + 1]));
     }
-    return sum;
+  };
+
+  /// Squared error, to a part in 2^16 where it is not small. Adding 2^22 times a value rounds it to two bits, adding
+  /// 2^22 to multiples of 0.5; how much is added matters only by its power of two, and 8 bits keep it away from the
+  /// next one. The lower half of a pair is bits that the upper half may keep.
+  static __device__ __forceinline__ float about_error(const float (&x)[kChunk], const Pairs& pairs, float factor) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(factor));
+    const __nv_bfloat162 wide = __float2bfloat162_rn(inverse * 0x1p22F), least = __float2bfloat162_rn(0x1p22F);
+    float sum[2] = {0.0F, 0.0F};
+#pragma unroll
+    for (int i = 0; i < kChunk / 2; ++i) {
+      const __nv_bfloat162 magic = __hmax2(__hmul2(pairs.abs[i], wide), least);
+      const std::uint32_t bits = *reinterpret_cast<const std::uint32_t*>(&magic);
+      const float add[2] = {formats::bits_float(bits << 16), formats::bits_float(bits)};
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float abs = fabsf(x[2 * i + j]);
+        const float point = __fsub_rn(__fmaf_rn(abs, inverse, add[j]), add[j]);
+        const float error = __fmaf_rn(-point, factor, abs);
+        sum[j] = __fmaf_rn(error, error, sum[j]);
+      }
+    }
+    return sum[0] + sum[1];
   }
 
   /// The rule as it is written, for any factor.
@@ -169,23 +184,24 @@ struct FourOverSixScale : E4m3Scale {
   template <class Codec>
   __device__ Scaled<Divide> choose(float amax, float (&x)[kChunk]) const {
     const std::uint32_t six = code_for<6>(amax), four = code_for<4>(amax);
-    Quotient at_six = quotient(six), at_four = quotient(four);
+    const float at_six = factor_of(six), at_four = factor_of(four);
+    bool better = false, known = false;
     // Normal codes that are not at their limit: |x| / factor is below 7.
-    if (power && six >= 8U && four < 0x7EU && amax < 0x1p120F && amax > 0x1p-120F) {
-      const float back = formats::bits_float(formats::float_bits(amax) & 0x7F800000U);
-      const float unit = formats::bits_float(0x7F000000U - formats::float_bits(back));
-#pragma unroll
-      for (float& v : x) v = __fmul_rn(v, unit);
-      at_six.divide_by(unit, back), at_four.divide_by(unit, back);
-      const bool better = error_of(x, at_four) < error_of(x, at_six);
-      return {better ? four : six, better ? at_four : at_six, __fmul_rn(amax, unit)};
+    if (six >= 8U && four < 0x7EU && amax < 0x1p40F && amax > 0x1p-40F) {
+      const Pairs pairs(x);
+      const float of_four = about_error(x, pairs, at_four), of_six = about_error(x, pairs, at_six);
+      const float larger = fmaxf(of_four, of_six);
+      better = of_four < of_six;
+      known = larger > amax * amax * 0x1p-8F && fabsf(of_four - of_six) > larger * 0x1p-14F;
     }
-    const float unit = formats::power_of_two(-min(max(formats::floor_log2(amax), -126), 126));
-    float copy[kChunk];
+    if (!known) {
+      const float unit = formats::power_of_two(-min(max(formats::floor_log2(amax), -126), 126));
+      float copy[kChunk];
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) copy[i] = x[i];
-    const bool better = careful_error(copy, at_four.factor, unit) < careful_error(copy, at_six.factor, unit);
-    return {better ? four : six, better ? at_four : at_six, amax};
+      for (int i = 0; i < kChunk; ++i) copy[i] = x[i];
+      better = careful_error(copy, at_four, unit) < careful_error(copy, at_six, unit);
+    }
+    return {better ? four : six, Quotient(better ? at_four : at_six), amax};
   }
 };
 
