@@ -27,7 +27,7 @@ struct SlotWrite {
 };
 
 /// Rotates, centres, quantises and writes tokens in one launch, with the bytes that PagedCache::write_slots writes on
-/// the host (of a q_out that is NaN: some NaN). Enqueues and returns; allocates nothing.
+/// the host (except for which NaN a rotation gives). Enqueues and returns; allocates nothing.
 /// formats    bf16, fp16, fp8_e4m3, fp8_e4m3_static, int8, int4, int8_g*, int4_g*, every kind of mxfp4, nvfp4 and e3m0;
 ///            not those with scales along the keys or shared by tokens
 /// head dims  a multiple of 16; at most 512 where the whole row shares a scale or has none

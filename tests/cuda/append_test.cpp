@@ -39,8 +39,10 @@ TEST_P(Formats, OddHeadDimsAndStrides) {
         << d;
   }
 }
+/// 16-bit formats keep NaN, and which one comes out of a turn is the machine's choice.
 TEST_P(Formats, KeysTurnInFloat32) {
-  EXPECT_EQ(write_both({.k = GetParam(), .v = "nvfp4", .dtype = DType::bf16, .rope_half = 64}, 6), "");
+  const bool wide = std::string(GetParam()).ends_with("16");
+  EXPECT_EQ(write_both({.k = GetParam(), .v = "nvfp4", .dtype = DType::bf16, .finite = wide, .rope_half = 64}, 6), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(, Formats, testing::ValuesIn(kFormats), name_of);

@@ -28,7 +28,7 @@ inline std::vector<std::byte> narrow(const std::vector<float>& x, DType dtype) {
 
 /// Gaussian and heavy-tailed rows with what a quantiser may stumble over: Inf, NaN, huge, tiny, subnormal, equal and
 /// zero values, signed zeros, values halfway between two codes.
-inline std::vector<float> hard_values(std::size_t n, unsigned seed) {
+inline std::vector<float> hard_values(std::size_t n, unsigned seed, bool finite = false) {
   std::mt19937 random(seed);
   std::student_t_distribution<float> tail(3.0F);
   std::vector<float> x(n);
@@ -45,7 +45,7 @@ inline std::vector<float> hard_values(std::size_t n, unsigned seed) {
     if (kind == 12) x[i] *= 1e-6F;
     if (kind == 13) x[i] *= 6e-9F;
   }
-  for (std::size_t i = 100; i < n; i += 4999) x[i] = i % 2 == 0 ? INFINITY : NAN;
+  for (std::size_t i = finite ? n : 100; i < n; i += 4999) x[i] = i % 2 == 0 ? INFINITY : NAN;
   return x;
 }
 
@@ -53,7 +53,7 @@ struct WriteCase {
   std::string k = "mxfp4", v = "mxfp4";
   std::int64_t tokens = 300, heads = 2, d = 128, page = 16, pages = 40;
   DType dtype = DType::f32;
-  bool means = true, globals = true, strided = false;
+  bool means = true, globals = true, strided = false, finite = false;
   std::int64_t rope_half = 0, rope_begin = 0;  // half 0: no RoPE
   RopeStyle style = RopeStyle::half;
   DType table = DType::f32, q_dtype = DType::bf16, q_out = DType::f32;
@@ -88,7 +88,8 @@ inline std::string write_both(const WriteCase& c, unsigned seed = 1) {
     return TensorView{data, c.dtype, {1, c.tokens, c.heads, c.d}, {0, row, c.d + pad, 1}};
   };
   const auto n = static_cast<std::size_t>(c.tokens * row);
-  const std::vector<std::byte> k = narrow(hard_values(n, seed), c.dtype), v = narrow(hard_values(n, seed + 1), c.dtype);
+  const std::vector<std::byte> k = narrow(hard_values(n, seed, c.finite), c.dtype),
+                               v = narrow(hard_values(n, seed + 1, c.finite), c.dtype);
   std::vector<std::int64_t> slots(static_cast<std::size_t>(c.tokens)), positions(slots.size());
   const std::int64_t all = c.pages * c.page;
   for (std::int64_t i = 0; i < c.tokens; ++i) {

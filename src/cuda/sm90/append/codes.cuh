@@ -17,6 +17,13 @@ struct Counts {
   std::uint32_t nonfinite = 0, saturated = 0, flushed = 0;
 };
 
+/// 1 / f, correctly rounded for f in the range that Quotient calls not slow.
+__device__ __forceinline__ float inverse_of(float f) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(f));
+  return __fmaf_rn(__fmaf_rn(-f, inverse, 1.0F), inverse, inverse);
+}
+
 /// x / factor, correctly rounded where quotients are at least 2^-10: Markstein's division by a rounded inverse, which
 /// takes factors in a middle range whose bits are not all ones.
 struct Quotient {
@@ -24,17 +31,25 @@ struct Quotient {
   bool slow = false;
 
   Quotient() = default;
-  __device__ explicit Quotient(float f) : factor(f) {
-    inverse = __frcp_rn(f);
-    slow = !(f > 0x1p-60F && f < 0x1p60F) || (formats::float_bits(f) & 0x7FFFFFU) == 0x7FFFFFU;
-  }
+  __device__ explicit Quotient(float f) : Quotient(f, !(f > 0x1p-60F && f < 0x1p60F) || all_ones(f)) {}
+  __device__ Quotient(float f, bool is_slow) : factor(f), slow(is_slow) { inverse = inverse_of(f); }
+  static __device__ bool all_ones(float f) { return (formats::float_bits(f) & 0x7FFFFFU) == 0x7FFFFFU; }
   __device__ float operator()(float v) const {
     const float q = __fmul_rn(v, inverse);
     return __fmaf_rn(__fmaf_rn(-q, factor, v), inverse, q);
   }
 };
 
-/// Division by a power of two is multiplication by its inverse.
+/// v / kDivisor for v of any size.
+template <int kDivisor>
+__device__ __forceinline__ float divide_by(float v) {
+  constexpr float kInverse = 1.0F / kDivisor;
+  if (v < 0x1p-90F) return __fdiv_rn(v, kDivisor);
+  const float q = __fmul_rn(v, kInverse);
+  return __fmaf_rn(__fmaf_rn(-q, kDivisor, v), kInverse, q);
+}
+
+/// Division by a power of two is multiplication by its inverse. slow: twice or half the inverse is no normal number.
 struct PowerOfTwo {
   float factor = 1.0F, inverse = 1.0F;
   bool slow = false;
@@ -71,10 +86,18 @@ struct FastCodes<formats::E2M1> {
 
   /// |q| to nearest, ties to even, on the grid continued past 6, as the lowest of the three grids' lines: steps of 0.5
   /// from code 0, of 1 from code 2, of 2 from code 4. Adding 2^23 rounds to integers.
-  static __device__ __forceinline__ std::uint32_t code(float abs) {
-    return __vimin3_u32(formats::float_bits(__fmaf_rn(abs, 2.0F, 0x1p23F)),
-                        formats::float_bits(__fadd_rn(abs, 0x1p23F + 2.0F)),
-                        formats::float_bits(__fmaf_rn(abs, 0.5F, 0x1p23F + 4.0F)));
+  static __device__ __forceinline__ std::uint32_t code(float v, const Quotient& divide) {
+    const float abs = divide(fabsf(v));
+    return lowest(__fmaf_rn(abs, 2.0F, 0x1p23F), __fadd_rn(abs, 0x1p23F + 2.0F), __fmaf_rn(abs, 0.5F, 0x1p23F + 4.0F));
+  }
+  /// Products with powers of two are exact, so that one rounding is left.
+  static __device__ __forceinline__ std::uint32_t code(float v, const PowerOfTwo& divide) {
+    const float abs = fabsf(v), inverse = divide.inverse;
+    return lowest(__fmaf_rn(abs, 2.0F * inverse, 0x1p23F), __fmaf_rn(abs, inverse, 0x1p23F + 2.0F),
+                  __fmaf_rn(abs, 0.5F * inverse, 0x1p23F + 4.0F));
+  }
+  static __device__ __forceinline__ std::uint32_t lowest(float a, float b, float c) {
+    return __vimin3_u32(formats::float_bits(a), formats::float_bits(b), formats::float_bits(c));
   }
   template <class Divide>
   static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Divide& divide,
@@ -83,7 +106,7 @@ struct FastCodes<formats::E2M1> {
     std::uint32_t over[2];
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
-      words[w] = pack<4, kOffset>([&](int i) { return code(divide(fabsf(x[8 * w + i]))); });
+      words[w] = pack<4, kOffset>([&](int i) { return code(x[8 * w + i], divide); });
       over[w] = words[w] & 0x88888888U;
       words[w] = (words[w] | (over[w] - (over[w] >> 3))) & 0x77777777U;
       std::uint32_t signs = 0;
@@ -91,7 +114,7 @@ struct FastCodes<formats::E2M1> {
       for (int i = 7; i >= 0; --i) signs = __funnelshift_l(formats::float_bits(x[8 * w + i]), signs, 4);
       words[w] |= signs & 0x88888888U;
     }
-    if ((over[0] | over[1]) != 0U) saturated += __popc(over[0]) + __popc(over[1]);
+    saturated += __popc(over[0] >> 3 | over[1]);
   }
 };
 

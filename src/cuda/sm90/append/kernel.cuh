@@ -33,12 +33,15 @@ class Mean {
   __device__ Mean(const RowFormat& row, const Lane& at) {
     __shared__ float4 all[kChunk / 4][kThreads];
     mine_ = ptx::shared_address(&all[0][threadIdx.x]);
-    const bool given = row.mean != nullptr && at.active;
+    given_ = row.mean != nullptr;
+    if (!given_) return;
     const auto* from = reinterpret_cast<const float4*>(row.mean + at.head * row.d + at.channel);
 #pragma unroll
-    for (int i = 0; i < kChunk / 4; ++i) all[i][threadIdx.x] = given ? from[i] : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+    for (int i = 0; i < kChunk / 4; ++i)
+      all[i][threadIdx.x] = at.active ? from[i] : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   }
   __device__ __forceinline__ void subtract_from(float (&x)[kChunk]) const {
+    if (!given_) return;
 #pragma unroll
     for (int i = 0; i < kChunk / 4; ++i) {
       const float4 m = ptx::load_shared(mine_ + static_cast<std::uint32_t>(sizeof(float4) * kThreads * i));
@@ -49,6 +52,7 @@ class Mean {
 
  private:
   std::uint32_t mine_;
+  bool given_;
 };
 
 __device__ __forceinline__ void add_counts(unsigned long long* counters, const Counts& counts) {
@@ -71,19 +75,25 @@ __device__ __forceinline__ void write_operand(const AppendParams& p, const Appen
   const Lane at(o.row, static_cast<int>(warp - line * columns.d));
 
   // The next token is on its way while one is quantised. Channels past the row stay zero.
-  const std::uint32_t n = static_cast<std::uint32_t>(p.n), step = lines * static_cast<std::uint32_t>(at.tokens);
+  const std::uint32_t n = static_cast<std::uint32_t>(p.n);
+  std::uint32_t step = lines * static_cast<std::uint32_t>(at.tokens);
+  ptx::keep_in_register(step);
   std::uint32_t begin = line * static_cast<std::uint32_t>(at.tokens);
   std::uint32_t token = begin + static_cast<std::uint32_t>(at.token);
-  const std::int64_t x_step = o.x_row * step;
-  std::int64_t x_at = o.x_row * token + at.head * o.x_head + at.channel;
+  constexpr int kSize = kInput == AppendInput::f32 ? 4 : 2;
+  const auto* x_at =
+      static_cast<const std::uint8_t*>(o.x) + (o.x_row * token + at.head * o.x_head + at.channel) * kSize;
+  const std::int64_t x_step = o.x_row * step * kSize;
+  const bool asks_position = kRope && turns;
   RawRun<kInput> raw;
-  std::int64_t next_slot = -1;
+  std::int64_t next_slot = -1, next_position = 0;
   raw.clear();
   const auto fetch = [&](std::uint32_t t) {
     next_slot = -1;
     if (!at.active || t >= n) return;
     next_slot = __ldg(p.slots + t);
-    raw.load(o.x, x_at);
+    if (asks_position) next_position = __ldg(p.rope.positions + t);
+    raw.load(x_at, 0);
   };
   fetch(token);
 
@@ -97,26 +107,24 @@ __device__ __forceinline__ void write_operand(const AppendParams& p, const Appen
   for (; begin < n; begin += step, token += step) {
     float x[kChunk];
     raw.widen(x);
-    if (!(kRope && turns)) mean.subtract_from(x);
-    const std::int64_t slot = next_slot, here = x_at;
+    if (!asks_position) mean.subtract_from(x);
+    bool written = static_cast<std::uint64_t>(next_slot) < static_cast<std::uint32_t>(p.end_slot);
+    const std::uint32_t slot = static_cast<std::uint32_t>(next_slot);
+    const std::int64_t position = next_position;
+    const std::uint8_t* const here = x_at;
     x_at += x_step;
     fetch(token + step);
-    bool written = static_cast<std::uint64_t>(slot) < static_cast<std::uint32_t>(p.end_slot);
     if constexpr (kRope) {
-      if (turns) {
-        if (written) {
-          const std::int64_t position = p.rope.positions[token];
-          written = position >= 0 && position < p.rope.rows;
-          if (written) turn_chunk<kInput>(p.rope, position, o.x, here - at.channel, at.channel, x);
-        }
+      if (asks_position) {
+        written = written && position >= 0 && position < p.rope.rows;
+        if (written) turn_chunk<kInput>(p.rope, position, here - at.channel * kSize, at.channel, x);
         mean.subtract_from(x);
       }
     }
     Block<typename Q::Codec> block;
     quantiser(x, written, block, counts);
     if (!written) continue;
-    const std::uint32_t page = divide(static_cast<std::uint32_t>(slot), p.page_div);
-    const std::uint32_t row = static_cast<std::uint32_t>(slot) - page * static_cast<std::uint32_t>(p.page_size);
+    const std::uint32_t page = divide(slot, p.page_div), row = slot - page * static_cast<std::uint32_t>(p.page_size);
     store<Q>(block, leads, data + offset(page, o.data_page) + offset(row, o.data_row),
              scales + offset(page, o.scale_page) + offset(row, o.scale_row));
   }
@@ -134,7 +142,6 @@ __device__ __forceinline__ void write_query(const AppendParams& p, std::uint32_t
     return;
   }
   const std::int64_t position = r.q_positions == nullptr ? r.positions[row] : r.q_positions[row];
-  if (position < 0 || position >= r.rows) return;
   // Pairs that turn first, then the channels around them.
   const int share = static_cast<int>(i - line * r.shares_div.d) * kCount;
   const bool halves = r.style == RopeStyle::half;
@@ -145,7 +152,7 @@ __device__ __forceinline__ void write_query(const AppendParams& p, std::uint32_t
 
 /// Blocks for K, for V, then for Q.
 template <AppendInput kInput, bool kRope>
-__global__ void __launch_bounds__(kAppendThreads, kRope ? 2 : 4) append(const __grid_constant__ AppendParams p) {
+__global__ void __launch_bounds__(kAppendThreads, kRope ? 3 : 4) append(const __grid_constant__ AppendParams p) {
   const std::uint32_t blocks = static_cast<std::uint32_t>(p.blocks), which = blockIdx.x < blocks ? 0 : 1;
   if (blockIdx.x < blocks * static_cast<std::uint32_t>(p.operands)) {
     const AppendOperand& o = p.operand[which];

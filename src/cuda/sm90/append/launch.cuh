@@ -8,7 +8,7 @@
 
 namespace mpfa::sm90 {
 
-/// Blocks for K, and as many for V: all run at once, and threads see some tokens each.
+/// Blocks for K, and as many for V: threads see some tokens each.
 inline constexpr std::int64_t kMostBlocks = 264;
 
 /// Threads of a row of Q: 8 pairs that turn, or 8 other channels, each; 1 where Q is not laid out for that.

@@ -38,8 +38,8 @@ struct Quantiser {
         lanes(Scale::kChannels > 0 ? Scale::kChannels / kChunk : row.group),
         leads((lane & (lanes - 1)) == 0) {}
 
-  /// All threads of the warp call it together. Counts where `counted`. Uses x up.
-  __device__ __forceinline__ void operator()(float (&x)[kChunk], bool counted, Block<Codec>& block,
+  /// All threads of the warp call it together. Counts where `counted`.
+  __device__ __forceinline__ void operator()(const float (&x)[kChunk], bool counted, Block<Codec>& block,
                                              Counts& counts) const {
     const std::uint32_t largest = largest_bits(x, lanes);
     const bool first = counted && leads;
@@ -54,15 +54,16 @@ struct Quantiser {
         encode_copy(x, s.divide.factor, block, saturated);
       }
     } else {
-      if (largest >= formats::kFloatInf) return empty(Scale::kNan, first, block, counts.nonfinite);
-      if (largest == 0U) return empty(zero_scale<Codec, Scale>(), false, block, counts.flushed);
       const float amax = fminf(formats::bits_float(largest), 0x1p127F);
-      const auto s = scale.template choose<Codec>(amax, x);
+      const auto s = scale.choose(amax, x);
       block.scale = s.bits;
-      if (!s.divide.slow && s.top > 1.0F && s.top < FastCodes<Codec>::kLimit) {
+      // Zero and NaN fail one of these.
+      if (!s.divide.slow && s.top > 1.0F && s.top < FastCodes<Codec>::kLimit && largest < formats::kFloatInf) {
         FastCodes<Codec>::encode(x, s.divide, block.words, saturated);
       } else {
         const float factor = s.divide.factor;
+        if (largest >= formats::kFloatInf) return empty(Scale::kNan, first, block, counts.nonfinite);
+        if (largest == 0U) return empty(zero_scale<Codec, Scale>(), false, block, counts.flushed);
         if (!(factor > 0.0F) || Codec::encode(__fdiv_rn(amax, factor)).bits == 0U) {
           return empty(zero_scale<Codec, Scale>(), first, block, counts.flushed);
         }
@@ -123,17 +124,17 @@ __device__ __forceinline__ void visit(AppendFormat format, Fn&& fn) {
   switch (format) {
     case AppendFormat::bf16: return fn.template operator()<Quantiser<f::Bf16, NoScale>>();
     case AppendFormat::f16: return fn.template operator()<Quantiser<f::F16, NoScale>>();
-    case AppendFormat::e4m3: return fn.template operator()<Quantiser<f::E4M3, F32Scale>>();
+    case AppendFormat::e4m3: return fn.template operator()<Quantiser<f::E4M3, F32Scale<448>>>();
     case AppendFormat::e4m3_static: return fn.template operator()<Quantiser<f::E4M3, HeadScale>>();
-    case AppendFormat::int8: return fn.template operator()<Quantiser<f::Int8, F32Scale>>();
-    case AppendFormat::int8_group: return fn.template operator()<Quantiser<f::Int8, F16Scale>>();
-    case AppendFormat::int4: return fn.template operator()<Quantiser<f::Int4, F32Scale>>();
-    case AppendFormat::int4_group: return fn.template operator()<Quantiser<f::Int4, F16Scale>>();
+    case AppendFormat::int8: return fn.template operator()<Quantiser<f::Int8, F32Scale<127>>>();
+    case AppendFormat::int8_group: return fn.template operator()<Quantiser<f::Int8, F16Scale<127>>>();
+    case AppendFormat::int4: return fn.template operator()<Quantiser<f::Int4, F32Scale<7>>>();
+    case AppendFormat::int4_group: return fn.template operator()<Quantiser<f::Int4, F16Scale<7>>>();
     case AppendFormat::e2m1_e8m0: return fn.template operator()<Quantiser<f::E2M1, E8m0Scale>>();
     case AppendFormat::e2m1_e4m3: return fn.template operator()<Quantiser<f::E2M1, E4m3Scale>>();
     case AppendFormat::e2m1_e4m3_four_over_six: return fn.template operator()<Quantiser<f::E2M1, FourOverSixScale>>();
-    case AppendFormat::e2m1_f32: return fn.template operator()<Quantiser<f::E2M1, F32Scale>>();
-    case AppendFormat::e3m0_f32: return fn.template operator()<Quantiser<f::E3M0, F32Scale>>();
+    case AppendFormat::e2m1_f32: return fn.template operator()<Quantiser<f::E2M1, F32Scale<6>>>();
+    case AppendFormat::e3m0_f32: return fn.template operator()<Quantiser<f::E3M0, F32Scale<16>>>();
   }
 }
 

@@ -116,8 +116,8 @@ __device__ __forceinline__ float turn_second(float x, float y, float cos, float 
 }
 
 /// turn_chunk for any table, and pairs that cross chunks.
-inline __device__ __noinline__ void turn_slowly(const AppendRope& r, std::int64_t position, const void* base,
-                                                DType dtype, std::int64_t row, int channel, float (&x)[kChunk]) {
+inline __device__ __noinline__ void turn_slowly(const AppendRope& r, std::int64_t position, const void* row,
+                                                DType dtype, int channel, float (&x)[kChunk]) {
   const int first = channel - r.begin, turning = 2 * r.half;
   const std::int64_t cos_at = position * r.cos_row, sin_at = position * r.sin_row;
 #pragma unroll 1
@@ -127,17 +127,17 @@ inline __device__ __noinline__ void turn_slowly(const AppendRope& r, std::int64_
     const bool second = r.style == RopeStyle::half ? c >= r.half : c % 2 != 0;
     const int pair = r.style == RopeStyle::interleaved ? c / 2 : second ? c - r.half : c;
     const int away = r.style == RopeStyle::half ? r.half : 1;
-    const float other = load_element(base, dtype, row + channel + i + (second ? -away : away));
+    const float other = load_element(row, dtype, channel + i + (second ? -away : away));
     const float cos = load_element(r.cos, r.dtype, cos_at + pair * r.cos_step);
     const float sin = load_element(r.sin, r.sin_dtype, sin_at + pair * r.sin_step);
     x[i] = second ? turn_second(other, x[i], cos, sin) : turn_first(x[i], other, cos, sin);
   }
 }
 
-/// Turns channels [channel, channel + 16) of a row of K that begins at element `row` of `base`.
+/// Turns channels [channel, channel + 16) of a row of K.
 template <AppendInput kInput>
-__device__ __forceinline__ void turn_chunk(const AppendRope& r, std::int64_t position, const void* base,
-                                           std::int64_t row, int channel, float (&x)[kChunk]) {
+__device__ __forceinline__ void turn_chunk(const AppendRope& r, std::int64_t position, const void* row, int channel,
+                                           float (&x)[kChunk]) {
   constexpr DType kDType = kInput == AppendInput::f32    ? DType::f32
                            : kInput == AppendInput::bf16 ? DType::bf16
                                                          : DType::f16;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void turn_chunk(const AppendRope& r, std::int64_t pos
     const int pair = second ? first - r.half : first;
     float cos[kChunk], sin[kChunk], other[kChunk];
     RawRun<kInput> raw;
-    raw.load(base, row + channel + (second ? -r.half : r.half));
+    raw.load(row, channel + (second ? -r.half : r.half));
     raw.widen(other);
     load_run(r.cos, r.dtype, cos_at + pair, 1, true, cos);
     load_run(r.sin, r.sin_dtype, sin_at + pair, 1, true, sin);
@@ -173,7 +173,7 @@ __device__ __forceinline__ void turn_chunk(const AppendRope& r, std::int64_t pos
   float copy[kChunk];
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) copy[i] = x[i];
-  turn_slowly(r, position, base, kDType, row, channel, copy);
+  turn_slowly(r, position, row, kDType, channel, copy);
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) x[i] = copy[i];
 }
@@ -193,10 +193,13 @@ __device__ __forceinline__ void turn_query(const AppendRope& r, std::int64_t pos
   float x[kCount], y[kCount], cos[kCount], sin[kCount];
   const bool turns = first >= 0 && first < 2 * r.half;
   const std::int64_t cos_at = position * r.cos_row, sin_at = position * r.sin_row;
+  const bool known = position >= 0 && position < r.rows;
   if (!turns) {
-    load(channel, x), keep(channel, x);
+    load(channel, x);
+    if (known) keep(channel, x);
   } else if (r.style == RopeStyle::half) {
     load(channel, x), load(channel + r.half, y);
+    if (!known) return;
     load_run(r.cos, r.dtype, cos_at + first * r.cos_step, r.cos_step, kCount > 1, cos);
     load_run(r.sin, r.sin_dtype, sin_at + first * r.sin_step, r.sin_step, kCount > 1, sin);
 #pragma unroll
@@ -210,6 +213,7 @@ __device__ __forceinline__ void turn_query(const AppendRope& r, std::int64_t pos
     if (kCount == 1 && first % 2 != 0) return;  // written with the one before
     load(channel, x);
     if (kCount == 1) load(channel + 1, y);
+    if (!known) return;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const float c = load_element(r.cos, r.dtype, cos_at + (first / 2 + i) * r.cos_step);

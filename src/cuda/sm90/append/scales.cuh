@@ -52,45 +52,34 @@ struct E8m0Scale {
             : row.rule == ScaleRule::ceil ? 0x7FFFFFU - (formats::float_bits(6.0F) & 0x7FFFFFU)
                                           : 0x7FFFFFU - (formats::float_bits(7.25F) & 0x7FFFFFU);
   }
-  template <class Codec>
-  __device__ Scaled<Divide> choose(float amax, float (&/*x*/)[kChunk]) const {
+  __device__ Scaled<Divide> choose(float amax, const float (&/*x*/)[kChunk]) const {
     const std::uint32_t code = max((formats::float_bits(amax) + carry) >> 23, 2U) - 2U;
-    return {code, {formats::E8M0::decode(code), formats::bits_float((254U - code) << 23), false}, amax};
+    return {code, {formats::E8M0::decode(code), formats::bits_float((254U - code) << 23), code - 1U >= 252U}, amax};
   }
 };
 
+template <int kLimit>
 struct F32Scale {
   static constexpr int kChannels = 0;
   static constexpr int kBytes = 4;
   static constexpr std::uint32_t kNan = formats::kFloatNan;
   using Divide = Quotient;
-  float limit;
-  __device__ F32Scale(const RowFormat& row, int /*head*/) {
-    limit = row.format == AppendFormat::e4m3       ? 448.0F
-            : row.format == AppendFormat::int8     ? 127.0F
-            : row.format == AppendFormat::int4     ? 7.0F
-            : row.format == AppendFormat::e2m1_f32 ? 6.0F
-                                                   : 16.0F;
-  }
-  template <class Codec>
-  __device__ Scaled<Divide> choose(float amax, float (&/*x*/)[kChunk]) const {
-    const float factor = fmaxf(__fdiv_rn(amax, limit), 0x1p-126F);
+  __device__ F32Scale(const RowFormat& /*row*/, int /*head*/) {}
+  __device__ Scaled<Divide> choose(float amax, const float (&/*x*/)[kChunk]) const {
+    const float factor = fmaxf(divide_by<kLimit>(amax), 0x1p-126F);
     return {formats::float_bits(factor), Quotient(factor), amax};
   }
 };
 
+template <int kLimit>
 struct F16Scale {
   static constexpr int kChannels = 0;
   static constexpr int kBytes = 2;
   static constexpr std::uint32_t kNan = 0x7E00U;
   using Divide = Quotient;
-  float limit;
-  __device__ F16Scale(const RowFormat& row, int /*head*/) {
-    limit = row.format == AppendFormat::int8_group ? 127.0F : 7.0F;
-  }
-  template <class Codec>
-  __device__ Scaled<Divide> choose(float amax, float (&/*x*/)[kChunk]) const {
-    const __half half = __float2half_rn(fminf(__fdiv_rn(amax, limit), 65504.0F));
+  __device__ F16Scale(const RowFormat& /*row*/, int /*head*/) {}
+  __device__ Scaled<Divide> choose(float amax, const float (&/*x*/)[kChunk]) const {
+    const __half half = __float2half_rn(fminf(divide_by<kLimit>(amax), 65504.0F));
     return {__half_as_ushort(half), Quotient(__half2float(half)), amax};
   }
 };
@@ -115,18 +104,23 @@ struct E4m3Scale {
   /// Code that puts amax at `kTarget`.
   template <int kTarget>
   __device__ std::uint32_t code_for(float amax) const {
-    constexpr float kInverse = 1.0F / kTarget;
     if (global.slow) return encode(__fdiv_rn(__fdiv_rn(amax, kTarget), global.factor));
-    const float q = __fmul_rn(amax, kInverse);
-    const float part = kTarget == 4 ? q : __fmaf_rn(__fmaf_rn(-q, kTarget, amax), kInverse, q);
-    // Far past 448 already; more could overflow.
-    return encode(whole ? part : global(fminf(part, __fmul_rn(global.factor, 1024.0F))));
+    constexpr float kInverse = 1.0F / kTarget;
+    float part = __fmul_rn(amax, kInverse);
+    // Not right for the smallest amax, whose code is 0 in any case.
+    if (kTarget != 4) part = __fmaf_rn(__fmaf_rn(-part, kTarget, amax), kInverse, part);
+    // 1024 is far past 448 already; more could overflow.
+    if (!whole) part = global(fminf(part, __fmul_rn(global.factor, 1024.0F)));
+    return encode(part);
+  }
+  /// Only a head's scale can make it slow.
+  __device__ Quotient quotient(float factor) const {
+    return Quotient(factor, global.slow || (!whole && Quotient::all_ones(factor)));
   }
   __device__ float factor_of(std::uint32_t code) const { return __fmul_rn(decode(code), global.factor); }
-  template <class Codec>
-  __device__ Scaled<Divide> choose(float amax, float (&/*x*/)[kChunk]) const {
+  __device__ Scaled<Divide> choose(float amax, const float (&/*x*/)[kChunk]) const {
     const std::uint32_t code = code_for<6>(amax);
-    return {code, Quotient(factor_of(code)), amax};
+    return {code, quotient(factor_of(code)), amax};
   }
 };
 
@@ -148,8 +142,7 @@ struct FourOverSixScale : E4m3Scale {
   /// 2^22 to multiples of 0.5; how much is added matters only by its power of two, and 8 bits keep it away from the
   /// next one. The lower half of a pair is bits that the upper half may keep.
   static __device__ __forceinline__ float about_error(const float (&x)[kChunk], const Pairs& pairs, float factor) {
-    float inverse;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(factor));
+    const float inverse = inverse_of(factor);
     const __nv_bfloat162 wide = __float2bfloat162_rn(inverse * 0x1p22F), least = __float2bfloat162_rn(0x1p22F);
     float sum[2] = {0.0F, 0.0F};
 #pragma unroll
@@ -169,23 +162,25 @@ struct FourOverSixScale : E4m3Scale {
   }
 
   /// The rule as it is written, for any factor.
-  static __device__ __noinline__ float careful_error(const float (&x)[kChunk], float factor, float unit) {
+  static __device__ __noinline__ float exact_error(const float (&x)[kChunk], float factor, float unit) {
+    const Quotient divide(factor);
     float sum = 0.0F;
-#pragma unroll 1
+#pragma unroll 8
     for (int i = 0; i < kChunk; ++i) {
-      const std::uint32_t code = factor > 0.0F ? formats::E2M1::encode(__fdiv_rn(x[i], factor)).bits : 0U;
-      const float q = factor > 0.0F ? __fmul_rn(formats::E2M1::decode(code), factor) : 0.0F;
-      const float error = __fmul_rn(__fsub_rn(x[i], q), unit);
+      const float abs = fabsf(x[i]), quotient = fminf(divide.slow ? __fdiv_rn(abs, factor) : divide(abs), 16.0F);
+      const float power = formats::bits_float(formats::float_bits(quotient) & 0x7F800000U);
+      const float magic = fmaxf(__fmul_rn(power, 0x1p22F), 0x1p22F);
+      const float point = fminf(__fsub_rn(__fadd_rn(quotient, magic), magic), 6.0F);
+      const float error = __fmul_rn(__fsub_rn(abs, factor > 0.0F ? __fmul_rn(point, factor) : 0.0F), unit);
       sum = __fadd_rn(sum, __fmul_rn(error, error));
     }
     return sum;
   }
 
-  template <class Codec>
-  __device__ Scaled<Divide> choose(float amax, float (&x)[kChunk]) const {
+  __device__ Scaled<Divide> choose(float amax, const float (&x)[kChunk]) const {
     const std::uint32_t six = code_for<6>(amax), four = code_for<4>(amax);
     const float at_six = factor_of(six), at_four = factor_of(four);
-    bool better = false, known = false;
+    bool better = false, known = six == four;
     // Normal codes that are not at their limit: |x| / factor is below 7.
     if (six >= 8U && four < 0x7EU && amax < 0x1p40F && amax > 0x1p-40F) {
       const Pairs pairs(x);
@@ -199,9 +194,9 @@ struct FourOverSixScale : E4m3Scale {
       float copy[kChunk];
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) copy[i] = x[i];
-      better = careful_error(copy, at_four, unit) < careful_error(copy, at_six, unit);
+      better = exact_error(copy, at_four, unit) < exact_error(copy, at_six, unit);
     }
-    return {better ? four : six, Quotient(better ? at_four : at_six), amax};
+    return {better ? four : six, quotient(better ? at_four : at_six), amax};
   }
 };
 
@@ -209,7 +204,7 @@ struct FourOverSixScale : E4m3Scale {
 template <class Codec, class Scale>
 __device__ constexpr std::uint32_t zero_scale() {
   constexpr bool kFloat4 = std::is_same_v<Codec, formats::E2M1> || std::is_same_v<Codec, formats::E3M0>;
-  return kFloat4 && std::is_same_v<Scale, F32Scale> ? formats::float_bits(-1.0F) : 0U;
+  return kFloat4 && Scale::kBytes == 4 ? formats::float_bits(-1.0F) : 0U;
 }
 
 }  // namespace mpfa::sm90
