@@ -27,7 +27,7 @@ bool built_for(Device device) {
 }
 
 TEST(Devices, TheKernelsOfTheLibraryAreTheSameInEveryBuild) {
-  EXPECT_EQ(supports_when_built(decode_problem(), Device::sm90).kernel, "sm90_decode_fp4");
+  EXPECT_EQ(supports_when_built(decode_problem(), Device::sm90).kernel, "sm90_decode");
   AttentionProblem p = decode_problem();
   p.max_q = 100;
   p.head_dim = 96;

@@ -26,7 +26,7 @@ void test_devices(void) {
   char kernel[32] = "";
   const int built = strstr(mpfa_build_info(), "sm90") != NULL;
   const mpfa_status supported = mpfa_supports(&problem, MPFA_SM90, kernel, sizeof kernel, &error);
-  CHECK(built ? supported == MPFA_OK && strcmp(kernel, "sm90_decode_fp4") == 0
+  CHECK(built ? supported == MPFA_OK && strcmp(kernel, "sm90_decode") == 0
               : supported == MPFA_UNSUPPORTED && strstr(error.message, "built without CUDA kernels") != NULL);
   if (there != MPFA_OK) {
     mpfa_plan* plan = NULL;

@@ -11,7 +11,7 @@
 #include "attention/check.hpp"
 #include "attention/names.hpp"
 #include "attention/sequences.hpp"
-#include "cuda/sm90/decode/fp4/launch.h"
+#include "cuda/sm90/decode/launch.h"
 #include "cuda/sm90/device.hpp"
 #include "cuda/sm90/support.hpp"
 
@@ -194,8 +194,7 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
   d.recent = static_cast<std::int32_t>(std::min(recent_tokens(p), kMaxInt / 2));
   d.commit_div = make_divisor(static_cast<std::uint32_t>(commit_unit(p.recipe, p.page_size)));
   d.plain = p.head_dim == kernel_head_dim(shape.head_dim) && p.page_size % kTileKeys == 0 &&
-            rows_side_by_side(d.k, p.recipe.k, p.head_dim) &&
-            rows_side_by_side(d.v, p.recipe.v, p.head_dim);
+            rows_side_by_side(d.k, p.recipe.k, p.head_dim) && rows_side_by_side(d.v, p.recipe.v, p.head_dim);
   const cudaError_t e = launch_decode(shape, plan_decode(shape, plan.multiprocessors), d, workspace.data,
                                       static_cast<cudaStream_t>(t.stream));
   if (e == cudaSuccess) return {};

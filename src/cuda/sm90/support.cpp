@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/sm90/decode/fp4/config.h"
+#include "cuda/sm90/decode/config.h"
 
 namespace mpfa::sm90 {
 namespace {

@@ -3,12 +3,12 @@
 
 #include <optional>
 
-#include "cuda/sm90/decode/fp4/operand.h"
+#include "cuda/sm90/decode/operand.h"
 #include "mpfa/attention.hpp"
 
 namespace mpfa::sm90 {
 
-inline constexpr const char* kKernelName = "sm90_decode_fp4";
+inline constexpr const char* kKernelName = "sm90_decode";
 inline constexpr std::int64_t kFixedSplitKeys = 2048;  // batch_invariant
 
 /// The kernel, or every reason why it does not take the problem: the same answer in every build and on every machine.

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cuda/sm90/decode/fp4/operand.h"
+#include "cuda/sm90/decode/operand.h"
 #include "formats/elements.hpp"
 #include "mpfa/formats.hpp"
 

@@ -13,7 +13,7 @@
 #include <random>
 #include <vector>
 
-#include "cuda/sm90/decode/fp4/launch.h"
+#include "cuda/sm90/decode/launch.h"
 #include "tests/cuda/support/cache_format.cuh"
 
 namespace mpfa::test {

@@ -1,0 +1,81 @@
+// Compile-time shape of the decode kernel.
+#pragma once
+
+#include "cuda/sm90/decode/operand.h"
+#include "cuda/sm90/decode/row_tiles.h"
+
+namespace mpfa::sm90 {
+
+inline constexpr int kTileKeys = 32;
+inline constexpr int kMaxSplits = 512;  // partial results of one row
+
+/// Shared memory of a tile's scales as the MMA loops read them, see scales.cuh.
+constexpr int key_scale_bytes(ScaleKind kind, int chunks) {
+  switch (kind) {
+    case ScaleKind::none: return 0;
+    case ScaleKind::row: return kTileKeys * 4;
+    case ScaleKind::group:
+    case ScaleKind::e8m0: return kTileKeys * chunks * 4;
+    case ScaleKind::e4m3: return kTileKeys * chunks * 8;
+  }
+  return 0;
+}
+constexpr int value_scale_bytes(ScaleKind kind, int chunks) {
+  switch (kind) {
+    case ScaleKind::none: return 0;
+    case ScaleKind::row: return kTileKeys * 4;
+    case ScaleKind::group:
+    case ScaleKind::e8m0: return kTileKeys * chunks * 2;
+    case ScaleKind::e4m3: return kTileKeys * chunks * 4;
+  }
+  return 0;
+}
+
+/// As many as registers and memory allow, equally many in every quarter of the multiprocessor.
+constexpr int choose_warps(int by_registers, int by_memory) {
+  if (by_memory >= by_registers) return by_registers;
+  return by_memory >= 4 ? by_memory / 4 * 4 : by_memory;
+}
+
+/// What a kernel has code for. plain: tiles lie inside pages with rows side by side. paged: any pages; built for one
+/// row tile. general: also softcap, ALiBi, mask tensors and head dims below kD.
+enum class KernelCase { plain, paged, general };
+
+template <int kHeadDim, Operand kKeyOperand, Operand kValueOperand, int kRowTileCount, KernelCase kCase>
+struct DecodeConfig {
+  static constexpr int kD = kHeadDim;
+  static constexpr Operand kKey = kKeyOperand, kValue = kValueOperand;
+  static constexpr OperandInfo kKeyInfo = kOperandInfo<kKey>, kValueInfo = kOperandInfo<kValue>;
+  static constexpr ScaleKind kKeyScale = kKeyInfo.scale, kValueScale = kValueInfo.scale;
+  static constexpr float kKeyUnit = kKeyInfo.unit, kValueUnit = kValueInfo.unit;
+  /// Takes the queries of recipe `mpfa`: centred, rounded to nvfp4, with a rank-one term.
+  static constexpr bool kRankOne = kKey == Operand::nvfp4 && kValue == Operand::e4m3;
+  static constexpr bool kPlain = kCase == KernelCase::plain, kGeneral = kCase == KernelCase::general;
+  static constexpr int kRowTiles = kRowTileCount;  // of 8 query rows: the columns of one MMA
+  static constexpr int kRows = 8 * kRowTiles;
+  static constexpr int kChunks = kD / 32;  // 32 channels
+  static constexpr int kKeyRowBytes = kD * kKeyInfo.bits / 8, kValueRowBytes = kD * kValueInfo.bits / 8;
+
+  // Shared memory of one warp, bytes.
+  static constexpr int kKeyBytes = kTileKeys * kKeyRowBytes, kValueBytes = kTileKeys * kValueRowBytes;
+  static constexpr int kStageBytes = kKeyBytes + kValueBytes;
+  static constexpr int kKScaleBytes = key_scale_bytes(kKeyScale, kChunks);
+  static constexpr int kVScaleBytes = value_scale_bytes(kValueScale, kChunks);
+  // The last stage is also where the warp puts its output at the end of a piece; the others then hold what comes next.
+  static constexpr int kOutBytes = kRows * kD * 4;
+  static constexpr int kLastStageBytes = kOutBytes > kStageBytes ? kOutBytes : kStageBytes;
+  static constexpr int kWarpBytes = 2 * kStageBytes + kLastStageBytes + kKScaleBytes + kVScaleBytes;
+  static constexpr int kQueryBytes = kRowTiles * kChunks * 512;
+  static constexpr int kMostSharedBytes = 227 * 1024, kOtherBytes = kQueryBytes + 8 * kRows * 4 + 256;
+
+  // One block a multiprocessor: of two, the hardware prefers the older one, which is done long before the other.
+  static constexpr int kWarps =
+      choose_warps(decode_warps(kD, kRowTiles), (kMostSharedBytes - kOtherBytes) / (kWarpBytes + 2 * kRows * 4));
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr bool kPairs = may_pair(kRowTiles);
+  static constexpr int kRingBytes = kWarps * kWarpBytes;
+  static constexpr int kSharedBytes = kRingBytes + kOtherBytes + 2 * kWarps * kRows * 4;
+  static_assert(kWarps >= kRowTiles && kSharedBytes <= kMostSharedBytes, "more than a block can have");
+};
+
+}  // namespace mpfa::sm90

@@ -1,0 +1,145 @@
+// Begin and end of a piece. At the end the warps of the block merge; if the output has several pieces, their partial
+// results go to memory and the block that is last sums them up, or through each other's shared memory if there are two.
+// This code runs once or twice and every instruction is fetched from memory for it, so loops are not unrolled beyond
+// the loads that shall be in flight together.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/decode/merge.cuh"
+#include "cuda/sm90/decode/schedule.cuh"
+#include "cuda/sm90/decode/wide.cuh"
+
+namespace mpfa::sm90 {
+
+/// The lane's share of the pieces of a place.
+template <class Config>
+__device__ __forceinline__ Partial sum_pieces(const DecodeParams& p, const Piece& piece, int row, int quad) {
+  constexpr int kQuads = Config::kD / 4, kBatch = 4;
+  const std::int64_t first = static_cast<std::int64_t>(piece.slot - piece.index) * Config::kRows + row;
+  const float2* states = p.partial_state + first;
+  const float4* partials = reinterpret_cast<const float4*>(p.partial_out) + first * kQuads + quad;
+  Partial x = no_keys();
+#pragma unroll 1
+  for (int k0 = threadIdx.x % 32 / 8; k0 < piece.count; k0 += kShares * kBatch) {
+    // The sum so far is the last source.
+    x = gather<kBatch + 1>([&](int j) -> Partial {
+      const int k = k0 + kShares * j;
+      if (j == kBatch) return x;
+      if (k >= piece.count) return no_keys();
+      const float2 state = __ldcg(states + k * Config::kRows);
+      return {__ldcg(partials + k * Config::kRows * kQuads), state.x, state.y};
+    });
+  }
+  return x;
+}
+
+/// Whether this block is the last one of the piece's output; all threads.
+__device__ __forceinline__ bool last_of_output(const DecodeParams& p, const Piece& piece) {
+  __syncthreads();
+  bool last = false;
+  if (threadIdx.x == 0) {
+    const std::int32_t output = (piece.b * p.row_blocks + piece.row_block) * p.kv_heads + piece.head;
+    last = ptx::count_arrival(p.counters + 1 + output) == piece.count - 1;
+  }
+  return __syncthreads_or(last ? 1 : 0) != 0;
+}
+
+/// What the blocks of a pair send each other: sums of places. It lies in the first stages of warps, which no warp of
+/// the block uses any longer; groups of 8 places belong to the blocks by turns.
+template <class Config>
+struct PairExchange {
+  static constexpr int kStates = Config::kWarps >= 4 ? 2 * Config::kWarpBytes : Config::kOutBytes;
+  static_assert(!Config::kPairs ||
+                Config::kOutBytes + (Config::kWarps >= 4 ? 0 : Config::kOutBytes / 2) <= 2 * Config::kStageBytes);
+  std::uint8_t* ring;
+
+  [[nodiscard]] __device__ float4* out(int block, int i) const {
+    return reinterpret_cast<float4*>(ring + block * Config::kWarpBytes) + i;
+  }
+  [[nodiscard]] __device__ float2* state(int block, int i) const {
+    return reinterpret_cast<float2*>(ring + kStates + block * Config::kWarpBytes) + i;
+  }
+  [[nodiscard]] static __device__ std::uint32_t owner(int i) { return i / 8 % 2; }
+  __device__ void send(int block, int i, const Partial& x) const {
+    ptx::store_remote(ptx::remote_address(ptx::shared_address(out(block, i)), owner(i)), x.out);
+    ptx::store_remote(ptx::remote_address(ptx::shared_address(state(block, i)), owner(i)), make_float2(x.max, x.sum));
+  }
+  /// The lane's share.
+  [[nodiscard]] __device__ Partial receive(int i) const {
+    const int block = static_cast<int>(threadIdx.x) % 32 / 8;
+    if (block >= 2) return no_keys();
+    return {*out(block, i), state(block, i)->x, state(block, i)->y};
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void finish_piece(const DecodeParams& p, const Sequence& s, const Piece& piece,
+                                             const Exchange<Config>& exchange, State<Config>& state, bool bad_page) {
+  constexpr int kQuads = Config::kD / 4;
+  const std::int32_t rows = min(Config::kRows, s.sq * p.group - piece.row_block * Config::kRows);
+  const PairExchange<Config> pair{exchange.ring};
+  const bool paired = Config::kPairs && piece.paired != 0;
+  put_warp<Config>(exchange, state, bad_page, rows);
+  if (p.wide != 0) add_wide<Config>(p, s, piece, exchange.ring, rows);
+  __syncthreads();
+  if (paired) {
+    ptx::arrive_cluster_relaxed();  // this block has read its stages
+    ptx::wait_cluster();
+  }
+  // First the warps of the block, then the pieces: both blocks of a pair do their places, or the last block all.
+  const int lane = threadIdx.x % 32, place = threadIdx.x / 32 * 8 + lane % 8;
+#pragma unroll 1
+  for (bool pieces = false;; pieces = true) {
+#pragma unroll 1
+    for (int i = place; i < rows * kQuads; i += Config::kThreads / kShares) {  // a multiple of 8: alike in a warp
+      const int row = i / kQuads, quad = i % kQuads;
+      if (pieces && paired && pair.owner(i) != static_cast<std::uint32_t>(piece.index)) continue;
+      Partial x = !pieces  ? sum_warps(exchange, row, quad)
+                  : paired ? pair.receive(i)
+                           : sum_pieces<Config>(p, piece, row, quad);
+      add_shares(x);
+      if (lane >= 8) continue;
+      if (pieces || piece.count == 1) {
+        store_row<Config>(p, s, piece, piece.row_block * Config::kRows + row, quad, x, lse_shift(p, exchange, row));
+      } else if (paired) {
+        pair.send(piece.index, i, x);
+      } else {
+        const std::int64_t at = static_cast<std::int64_t>(piece.slot) * Config::kRows;
+        reinterpret_cast<float4*>(p.partial_out)[at * kQuads + i] = x.out;
+        if (quad == 0) p.partial_state[at + row] = make_float2(x.max, x.sum);
+      }
+    }
+    if (pieces || piece.count == 1) break;
+    if (paired) {
+      ptx::arrive_cluster();
+      ptx::wait_cluster();
+    } else if (!last_of_output(p, piece)) {
+      break;
+    }
+  }
+  __syncthreads();
+}
+
+/// Chooses what the block does next, to exchange.work[slot].
+template <class Config>
+__device__ __forceinline__ void choose_work(const DecodeParams& p, const Exchange<Config>& exchange, int slot,
+                                            bool first) {
+  if (threadIdx.x < 32) {
+    Schedule schedule = *exchange.schedule;
+    __syncwarp();
+    if (first) {
+      schedule.start(p);
+    } else if (schedule.chunk_done()) {
+      schedule.take(*exchange.taken + static_cast<std::int32_t>(gridDim.x));
+    }
+    const Work work = schedule.next(p);
+    if (threadIdx.x == 0) {
+      *exchange.schedule = schedule;
+      exchange.work[slot] = work;
+    }
+  }
+  __syncthreads();
+}
+
+}  // namespace mpfa::sm90

@@ -1,5 +1,0 @@
-#include "cuda/sm90/decode/fp4/instantiate.cuh"
-
-namespace mpfa::sm90 {
-template DecodeKernel decode_kernel<256, Operand::nvfp4, Operand::nvfp4>(std::int32_t row_tiles, KernelCase kind);
-}

@@ -1,0 +1,127 @@
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "cuda/sm90/decode/kernels.h"
+#include "cuda/sm90/decode/launch.h"
+#include "cuda/sm90/decode/schedule.cuh"
+
+namespace mpfa::sm90 {
+namespace {
+
+template <int kHeadDim, std::size_t... i>
+DecodeKernel kernel_for(OperandPair operands, std::int32_t row_tiles, KernelCase kind, std::index_sequence<i...>) {
+  DecodeKernel kernel;
+  const auto take = [&](auto found) {
+    if (operands != kOperandPairs[found]) return;
+    kernel = decode_kernel<kHeadDim, kOperandPairs[found].key, kOperandPairs[found].value>(row_tiles, kind);
+  };
+  (take(std::integral_constant<std::size_t, i>()), ...);
+  return kernel;
+}
+
+DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_t row_tiles, KernelCase kind) {
+  constexpr auto kAll = std::make_index_sequence<kOperandPairs.size()>();
+  if (head_dim <= 64) return kernel_for<64>(operands, row_tiles, kind, kAll);
+  if (head_dim <= 128) return kernel_for<128>(operands, row_tiles, kind, kAll);
+  return kernel_for<256>(operands, row_tiles, kind, kAll);
+}
+
+constexpr std::size_t align(std::size_t n) {
+  return (n + 255) / 256 * 256;
+}
+
+}  // namespace
+
+std::int32_t kernel_head_dim(std::int32_t head_dim) {
+  return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+}
+
+bool has_decode_kernel(OperandPair operands, std::int64_t head_dim) {
+  if (head_dim == 64 || head_dim == 128 || head_dim == 256) return true;
+  // Scales of groups are loaded as a power of two.
+  const auto any = [](Operand o) { return operand_info(o).scale != ScaleKind::group; };
+  return any(operands.key) && any(operands.value) && head_dim >= 32 && head_dim <= 256 && head_dim % 16 == 0;
+}
+
+bool has_decode_kernel(OperandPair operands) {
+  return std::find(kOperandPairs.begin(), kOperandPairs.end(), operands) != kOperandPairs.end();
+}
+
+void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& pages) {
+  const std::int64_t scale = f.scale == ScaleType::f32 ? 4 : f.scale == ScaleType::f16 ? 2 : 0;
+  const std::int64_t group = f.block_channels == 0 ? head_dim : f.block_channels;
+  pages.scale_bytes = static_cast<std::int32_t>((head_dim + group - 1) / group * scale);
+  pages.row_scale = f.block_channels == 0 ? 1 : 0;
+  pages.scale_shift = f.block_channels >= 128 ? 2 : f.block_channels == 64 ? 1 : 0;
+  for (int i = 0; i < 4; ++i) {
+    const bool upper = (2 * i >> pages.scale_shift) % 2 != 0;
+    pages.scale_select[i] = pages.scale_shift == 0 ? 0x3210 : upper ? 0x3232 : 0x1010;
+  }
+}
+
+DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors) {
+  DecodeLaunch l;
+  const std::int64_t rows = static_cast<std::int64_t>(shape.group) * shape.max_q;
+  l.row_tiles = choose_row_tiles(shape.head_dim, shape.operands, rows);
+  const std::int64_t block_rows = 8 * l.row_tiles;
+  l.row_blocks = static_cast<std::int32_t>((rows + block_rows - 1) / block_rows);
+  const std::int64_t lines = static_cast<std::int64_t>(shape.batch) * shape.kv_heads * l.row_blocks;
+  const std::int64_t tiles = std::max<std::int64_t>((shape.max_kv + kTileKeys - 1) / kTileKeys + 1, 1);
+  // A row's keys lie in at most ceil(tiles / chunk) + 1 chunks.
+  l.least_chunk = static_cast<std::int32_t>(std::max<std::int64_t>((tiles + kMaxSplits - 2) / (kMaxSplits - 1), 1));
+  l.fixed_split = std::max(shape.fixed_split_keys / kTileKeys, shape.fixed_split_keys > 0 ? l.least_chunk : 0);
+
+  l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
+  const std::int64_t chunks = l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split) : l.blocks;
+  const auto slots = static_cast<std::size_t>(chunks + lines);
+  l.states = align(static_cast<std::size_t>(1 + lines) * sizeof(std::int32_t));
+  l.outs = l.states + align(slots * block_rows * sizeof(float2));
+  l.workspace_bytes = l.outs + align(slots * block_rows * kernel_head_dim(shape.head_dim) * sizeof(float));
+  return l;
+}
+
+cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, DecodeParams params, void* workspace,
+                          cudaStream_t stream) {
+  if (launch.blocks <= 0) return cudaSuccess;
+  auto* memory = static_cast<std::uint8_t*>(workspace);
+  params.row_blocks = launch.row_blocks;
+  params.head_dim = shape.head_dim;
+  params.fixed_split = launch.fixed_split;
+  params.least_chunk = launch.least_chunk;
+  params.head_div = make_divisor(static_cast<std::uint32_t>(params.kv_heads));
+  const std::int32_t lines = params.kv_heads * launch.row_blocks;
+  params.line_div = make_divisor(static_cast<std::uint32_t>(lines));
+  params.block_div = make_divisor(static_cast<std::uint32_t>(launch.blocks));
+  params.splits = launch.blocks / (params.batch * lines);
+  params.pairs = params.splits == 2 && params.fixed_split == 0 && launch.blocks % 2 == 0 && may_pair(launch.row_tiles);
+  params.split_div = make_divisor(static_cast<std::uint32_t>(params.splits));
+  params.finishes_logits = params.softcap > 0.0F || params.alibi_slopes != nullptr || params.mask.data != nullptr;
+  params.counters = reinterpret_cast<std::int32_t*>(memory + launch.counters);
+  params.partial_state = reinterpret_cast<float2*>(memory + launch.states);
+  params.partial_out = reinterpret_cast<float*>(memory + launch.outs);
+  const bool general = params.finishes_logits != 0 || shape.head_dim != kernel_head_dim(shape.head_dim);
+  const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
+  const DecodeKernel kernel = kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind);
+  if (const cudaError_t e =
+          cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
+      e != cudaSuccess) {
+    return e;
+  }
+  const cudaError_t e = cudaMemsetAsync(params.counters, 0, launch.states - launch.counters, stream);
+  if (e != cudaSuccess) return e;
+  cudaLaunchAttribute pairs{};
+  pairs.id = cudaLaunchAttributeClusterDimension;
+  pairs.val.clusterDim = {2, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(launch.blocks);
+  config.blockDim = dim3(kernel.threads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
+  config.stream = stream;
+  config.attrs = &pairs;
+  config.numAttrs = params.pairs != 0 ? 1 : 0;
+  void* arguments[] = {&params};
+  return cudaLaunchKernelExC(&config, kernel.function, arguments);
+}
+
+}  // namespace mpfa::sm90

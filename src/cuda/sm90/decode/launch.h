@@ -1,0 +1,47 @@
+// Host side of the decode kernel: schedule and workspace from the capacity, and the launch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/sm90/decode/config.h"
+#include "cuda/sm90/decode/params.h"
+#include "mpfa/formats.hpp"
+
+namespace mpfa::sm90 {
+
+/// What the schedule depends on.
+struct DecodeShape {
+  std::int32_t head_dim = 0;
+  OperandPair operands;
+  std::int32_t batch = 0, kv_heads = 0, group = 0, max_q = 0, max_kv = 0;
+  std::int32_t fixed_split_keys = 0;  // > 0: rows do not depend on their batch mates; a multiple of kTileKeys
+};
+
+struct DecodeLaunch {
+  std::int32_t row_tiles = 0, row_blocks = 0, blocks = 0, least_chunk = 0, fixed_split = 0;
+  std::size_t counters = 0, states = 0, outs = 0;  // offsets in the workspace
+  std::size_t workspace_bytes = 0;
+};
+
+/// Head dim that the kernel for `head_dim` has room for; the plain kernel takes no other.
+[[nodiscard]] std::int32_t kernel_head_dim(std::int32_t head_dim);
+
+/// Whether there is a kernel for these operands, and for the operands with this head dim.
+[[nodiscard]] bool has_decode_kernel(OperandPair operands);
+[[nodiscard]] bool has_decode_kernel(OperandPair operands, std::int64_t head_dim);
+
+/// Fills scale_bytes, row_scale and scale_shift of pages of format `f`.
+void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& pages);
+
+/// Fixes grid and workspace for any lengths up to max_kv on a device with `multiprocessors`.
+[[nodiscard]] DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors);
+
+/// Enqueues the kernel (and the clearing of its counters) on `stream`. Fills the fields of `params` that come from the
+/// plan and the workspace.
+[[nodiscard]] cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, DecodeParams params,
+                                        void* workspace, cudaStream_t stream);
+
+}  // namespace mpfa::sm90

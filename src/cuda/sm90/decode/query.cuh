@@ -1,0 +1,149 @@
+// Query rows on their way to shared memory, as B operands. Every warp prepares some (row tile, chunk) of 8 rows x 32
+// channels, since nothing can begin before they are there.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "cuda/sm90/decode/round_query.cuh"
+#include "cuda/sm90/decode/schedule.cuh"
+#include "cuda/sm90/decode/softmax.cuh"
+#include "cuda/sm90/decode/tile.cuh"
+
+namespace mpfa::sm90 {
+
+/// The thread's channels of a row of each of the warp's parts, 8 of the chunk: 8 side by side for 4-bit keys, twice 4
+/// for 8-bit keys and four times 2 for 16-bit keys, as a thread has them of a row of K.
+template <class Config>
+struct RawQuery {
+  static constexpr int kParts = Config::kRowTiles * Config::kChunks;
+  static constexpr int kOwn = (kParts + Config::kWarps - 1) / Config::kWarps;
+  std::uint32_t q[kOwn][4];
+};
+
+/// Calls f(own index, row of the block, chunk) for the warp's parts.
+template <class Config, class F>
+__device__ __forceinline__ void for_query_parts(F&& f) {
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < RawQuery<Config>::kOwn; ++i) {
+    const int part = warp + i * Config::kWarps;
+    if (part < RawQuery<Config>::kParts) f(i, part / Config::kChunks * 8 + g, part % Config::kChunks);
+  }
+}
+
+/// Starts the loads of the piece's block of rows; rows and channels that do not exist are zero.
+template <class Config>
+__device__ __forceinline__ RawQuery<Config> load_query(const DecodeParams& p, const Work& work) {
+  constexpr int kRun = 32 / Config::kKeyInfo.bits;  // channels side by side
+  RawQuery<Config> raw{};
+  const std::int32_t rows = work.sequence.sq * p.group;
+  for_query_parts<Config>([&](int i, int row, int chunk) {
+    const std::int32_t r = work.piece.row_block * Config::kRows + row;
+    if (r >= rows) return;
+    const auto* from = static_cast<const std::uint16_t*>(p.q) + threadIdx.x % 4 * kRun + chunk * 32 +
+                       q_offset(p, work.sequence, work.piece.b, place_row(p, work.piece.head, r));
+#pragma unroll
+    for (int k = 0; k < 8; k += kRun) {
+      const std::int32_t channel = chunk * 32 + k * 4 + static_cast<std::int32_t>(threadIdx.x % 4) * kRun;
+      if (Config::kGeneral && channel >= p.head_dim) continue;
+      load_bytes<kRun * 2>(reinterpret_cast<const std::uint8_t*>(from + k * 4), &raw.q[i][k / 2]);
+    }
+  });
+  return raw;
+}
+
+/// Whether pairs of q are bf16 once put_query_maxima has rounded them.
+template <class Config>
+__device__ __forceinline__ bool query_is_bf16(const DecodeParams& p) {
+  return p.q_bf16 || p.round_q_bf16 || (Config::kRankOne && p.round_q != 0);
+}
+
+/// Centres and rounds to nvfp4 or bf16 as the recipe says, and puts the largest magnitudes to `maxima` [row][chunk].
+template <class Config>
+__device__ __forceinline__ void put_query_maxima(const DecodeParams& p, const Work& work, RawQuery<Config>& raw,
+                                                 float* maxima) {
+  for_query_parts<Config>([&](int i, int row, int chunk) {
+    auto& q = raw.q[i];
+    if constexpr (Config::kRankOne) {
+      if (p.round_q != 0) {
+        const std::int32_t r = min(work.piece.row_block * Config::kRows + row, work.sequence.sq * p.group - 1);
+        const float* mean = p.centre_q == 0 || p.sequences == nullptr ? nullptr : p.sequences[work.piece.b].q_mean;
+        const std::int32_t channels = head_dim<Config>(p);
+        const auto channel = chunk * 32 + static_cast<std::int32_t>(threadIdx.x % 4) * 8;
+        if (mean != nullptr) mean += place_row(p, work.piece.head, r).head * channels + channel;
+        round_nvfp4(q, p.q_bf16 != 0, channel < channels ? mean : nullptr);
+      }
+    }
+    std::uint32_t largest_pair = 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (p.round_q_bf16) {
+        const float2 v = unpack_q(q[k], false);
+        const __nv_bfloat162 rounded = __floats2bfloat162_rn(v.x, v.y);
+        q[k] = *reinterpret_cast<const std::uint32_t*>(&rounded);
+      }
+      largest_pair = __vmaxu2(largest_pair, q[k] & 0x7FFF7FFFU);  // magnitudes compare like integers
+    }
+    const float2 pair = unpack_q(largest_pair, query_is_bf16<Config>(p));
+    float largest = fmaxf(pair.x, pair.y);
+    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
+    if (threadIdx.x % 4 == 0) maxima[row * Config::kChunks + chunk] = largest;
+  });
+}
+
+/// Pairs of a row whose largest magnitude is `largest` become f16 in the order of K's registers; returns what these
+/// have to be multiplied by. A row that the recipe keeps in 16 bits is scaled by a power of two so that its largest
+/// element is in [2^14, 2^15): f16 then holds every bf16 and f16 element exactly down to 2^-31 of the largest.
+template <class Config>
+__device__ __forceinline__ float halve_query(const DecodeParams& p, std::uint32_t (&q)[4], float largest) {
+  // Exponent field of the largest element; its inverse stays a normal number.
+  const int field = min(max(static_cast<int>(__float_as_uint(largest) >> 23), 24), 254);
+  const float lift = __uint_as_float(static_cast<std::uint32_t>(min(254 - field + 14, 254)) << 23);
+  float unit = 1.0F / lift;
+  float v[8];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const float2 two = unpack_q(q[k], query_is_bf16<Config>(p));
+    v[2 * k] = two.x * lift, v[2 * k + 1] = two.y * lift;
+    if constexpr (Config::kKey == Operand::e4m3 || Config::kKey == Operand::int8) {
+      if (p.round_q != 0) {
+        const RowRounding<Config::kKey> rounding(largest);
+        const float2 rounded = rounding(two);
+        v[2 * k] = rounded.x, v[2 * k + 1] = rounded.y;
+        unit = rounding.factor;
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    // Words of eight codes become the pairs (k, k + 4).
+    const bool apart = Config::kKeyInfo.bits == 4;
+    q[k] = half2_bits(__floats2half2_rn(v[apart ? k : 2 * k], v[apart ? k + 4 : 2 * k + 1]));
+  }
+  return unit;
+}
+
+/// The rows to shared memory, with their factors, after a barrier. For keys in bf16 q is bf16 and stays as it is.
+template <class Config>
+__device__ __forceinline__ void store_query(const DecodeParams& p, std::int32_t head, RawQuery<Config>& raw,
+                                            const float* maxima, uint4* queries, float* factors) {
+  const int lane = threadIdx.x % 32;
+  for_query_parts<Config>([&](int i, int row, int chunk) {
+    auto& q = raw.q[i];
+    float unit = 1.0F;
+    if constexpr (Config::kKey != Operand::bf16) {
+      float largest = 0.0F;
+#pragma unroll
+      for (int c = 0; c < Config::kChunks; ++c) largest = fmaxf(largest, maxima[row * Config::kChunks + c]);
+      unit = halve_query<Config>(p, q, largest);
+    }
+    queries[(row / 8 * Config::kChunks + chunk) * 32 + lane] = make_uint4(q[0], q[1], q[2], q[3]);
+    const float global = p.k.global == nullptr ? 1.0F : p.k.global[head];
+    if (chunk == 0 && lane % 4 == 0) factors[row] = p.scale * kLog2E * Config::kKeyUnit * global * unit;
+  });
+}
+
+}  // namespace mpfa::sm90
