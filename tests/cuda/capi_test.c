@@ -123,7 +123,8 @@ int main(void) {
   write.slot_mapping = slots;
   write.stream = stream;
   CHECK(cudaDeviceSynchronize() == cudaSuccess);
-  CHECK_REFUSED(mpfa_write_slots(&write, MPFA_SM90, &error), MPFA_INVALID_ARGUMENT, "slot_mapping is ordinary memory");
+  CHECK_REFUSED(mpfa_write_slots(&write, MPFA_SM90, &error), MPFA_INVALID_ARGUMENT,
+                "slot_mapping is not memory of the current");
   CHECK_REFUSED(mpfa_write_slots(&write, MPFA_CPU, &error), MPFA_UNSUPPORTED, "PagedCache::write_slots");
   write.slot_mapping = on_device(slots, sizeof slots);
   CHECK(mpfa_write_slots(&write, MPFA_SM90, &error) == MPFA_OK);

@@ -128,9 +128,9 @@ def test_writes(view):
 @pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_memory_of_another_device(view, plan):
     q = query()
-    with refused("q is memory of CUDA device 1, the current device is 0; make device 1 current"):
+    with refused("q is not memory of the current device, 0, but of device 1; copy it there or make its"):
         plan.attend(q.to("cuda:1"), out=q, stream=torch.cuda.current_stream())
-    with torch.cuda.device(1), refused("is memory of CUDA device 0, the current device is 1"):
+    with torch.cuda.device(1), refused("is not memory of the current device, 1, but of device 0"):
         plan.attend(q, out=q)
 
 
@@ -143,5 +143,5 @@ def test_memory_of_the_host_behind_a_cuda_interface(plan):
 
     q = query(dtype=torch.float16).cpu().numpy()
     half = filled_cache("mxfp4,centre=none").to_device().plan(q_heads=HEADS, q_dtype="float16")
-    with refused("q is ordinary memory of the host; memory of CUDA device 0"):
+    with refused("q is not memory of the current device, 0, but memory of the host"):
         half.attend(Claims(q), out=query(dtype=torch.float16))
