@@ -131,23 +131,23 @@ __device__ __forceinline__ void write_operand(const AppendParams& p, const Appen
   add_counts(p.counters, counts);
 }
 
-/// One share of one row of Q: kCount pairs or channels.
+/// One share of some heads of a token of Q: kCount pairs or channels of each.
 template <int kCount>
 __device__ __forceinline__ void write_query(const AppendParams& p, std::uint32_t i) {
   const AppendRope& r = p.rope;
-  if (i >= static_cast<std::uint32_t>(r.q_rows) * r.shares_div.d * r.heads_div.d) return;
-  const std::uint32_t line = divide(i, r.shares_div), row = divide(line, r.heads_div);
-  const std::int64_t head = line - row * r.heads_div.d;
+  if (i >= static_cast<std::uint32_t>(r.q_rows) * r.shares_div.d * r.groups_div.d) return;
+  const std::uint32_t line = divide(i, r.shares_div), row = divide(line, r.groups_div);
+  const int head = static_cast<int>(line - row * r.groups_div.d) * kQueryHeads;
   if (r.q_positions == nullptr && static_cast<std::uint64_t>(p.slots[row]) >= static_cast<std::uint32_t>(p.end_slot)) {
     return;
   }
   const std::int64_t position = r.q_positions == nullptr ? r.positions[row] : r.q_positions[row];
   // Pairs that turn first, then the channels around them.
   const int share = static_cast<int>(i - line * r.shares_div.d) * kCount;
-  const bool halves = r.style == RopeStyle::half;
-  const int turning = halves ? r.half : 2 * r.half, rest = share - turning;
+  const int turning = r.style == RopeStyle::half ? r.half : 2 * r.half, rest = share - turning;
   const int channel = rest < 0 ? r.begin + share : rest < r.begin ? rest : rest + 2 * r.half;
-  turn_query<kCount>(r, position, row * r.q_row + head * r.q_head, row * r.q_out_row + head * r.q_out_head, channel);
+  turn_query<kCount>(r, position, row * r.q_row + head * r.q_head, row * r.q_out_row + head * r.q_out_head,
+                     min(kQueryHeads, r.q_heads - head), channel);
 }
 
 /// Blocks for K, for V, then for Q.

@@ -38,8 +38,9 @@ cudaError_t launch_append_of(bool rope, const AppendParams& params, cudaStream_t
   if (rope && p.rope.q != nullptr) {
     const std::int64_t shares = query_shares(p.rope, p.operand[0].row.d);
     p.rope.shares_div = make_divisor(static_cast<std::uint32_t>(shares));
-    p.rope.heads_div = make_divisor(static_cast<std::uint32_t>(p.rope.q_heads));
-    blocks += (p.rope.q_rows * p.rope.q_heads * shares + kAppendThreads - 1) / kAppendThreads;
+    const std::int64_t groups = (p.rope.q_heads + kQueryHeads - 1) / kQueryHeads;
+    p.rope.groups_div = make_divisor(static_cast<std::uint32_t>(groups));
+    blocks += (p.rope.q_rows * groups * shares + kAppendThreads - 1) / kAppendThreads;
   }
   if (rope) {
     append<kInput, true><<<static_cast<unsigned>(blocks), kAppendThreads, 0, stream>>>(p);

@@ -73,7 +73,7 @@ struct AppendRope {
   void* q_out;
   std::int64_t q_row, q_head, q_step, q_out_row, q_out_head, q_out_step;
   std::int32_t q_rows, q_heads;
-  Divisor shares_div, heads_div;    // threads for a row of Q, and its heads; of the launch
+  Divisor shares_div, groups_div;   // threads for a row of Q, and groups of its heads; of the launch
   const std::int64_t* q_positions;  // [q_rows]; null: positions and slots of the tokens
 };
 

@@ -178,52 +178,61 @@ __device__ __forceinline__ void turn_chunk(const AppendRope& r, std::int64_t pos
   for (int i = 0; i < kChunk; ++i) x[i] = copy[i];
 }
 
-/// A thread's share of a row of Q: kCount channels from `channel` on, and their partners. A pair is read and written by
-/// one thread, so that q_out may be q.
+/// Heads of a token that a thread rotates together: they share cos and sin.
+inline constexpr int kQueryHeads = 2;
+
+/// A thread's share of `heads` rows of Q: kCount channels from `channel` on, and their partners. A pair is read and
+/// written by one thread, so that q_out may be q.
 template <int kCount>
 __device__ __forceinline__ void turn_query(const AppendRope& r, std::int64_t position, std::int64_t from,
-                                           std::int64_t to, int channel) {
+                                           std::int64_t to, int heads, int channel) {
   const int first = channel - r.begin;
-  const auto load = [&](int c, float(&x)[kCount]) {
-    load_run(r.q, r.q_dtype, from + c * r.q_step, r.q_step, kCount > 1, x);
+  const auto load = [&](int head, int c, float(&x)[kCount]) {
+    load_run(r.q, r.q_dtype, from + head * r.q_head + c * r.q_step, r.q_step, kCount > 1, x);
   };
-  const auto keep = [&](int c, const float(&x)[kCount]) {
-    store_run(r.q_out, r.q_out_dtype, to + c * r.q_out_step, r.q_out_step, kCount > 1, x);
+  const auto keep = [&](int head, int c, const float(&x)[kCount]) {
+    store_run(r.q_out, r.q_out_dtype, to + head * r.q_out_head + c * r.q_out_step, r.q_out_step, kCount > 1, x);
   };
-  float x[kCount], y[kCount], cos[kCount], sin[kCount];
-  const bool turns = first >= 0 && first < 2 * r.half;
-  const std::int64_t cos_at = position * r.cos_row, sin_at = position * r.sin_row;
-  const bool known = position >= 0 && position < r.rows;
-  if (!turns) {
-    load(channel, x);
-    if (known) keep(channel, x);
-  } else if (r.style == RopeStyle::half) {
-    load(channel, x), load(channel + r.half, y);
-    if (!known) return;
-    load_run(r.cos, r.dtype, cos_at + first * r.cos_step, r.cos_step, kCount > 1, cos);
-    load_run(r.sin, r.sin_dtype, sin_at + first * r.sin_step, r.sin_step, kCount > 1, sin);
+  const bool halves = r.style == RopeStyle::half, turns = first >= 0 && first < 2 * r.half;
+  if (!halves && kCount == 1 && turns && first % 2 != 0) return;  // written with the one before
+  const int partner = !turns ? 0 : halves ? r.half : kCount == 1 ? 1 : 0;
+  float x[kQueryHeads][kCount], y[kQueryHeads][kCount], cos[kCount], sin[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float a = x[i], b = y[i];
-      x[i] = turn_first(a, b, cos[i], sin[i]), y[i] = turn_second(a, b, cos[i], sin[i]);
-    }
-    keep(channel, x), keep(channel + r.half, y);
-  } else {
-    constexpr int kPairs = (kCount + 1) / 2;
-    if (kCount == 1 && first % 2 != 0) return;  // written with the one before
-    load(channel, x);
-    if (kCount == 1) load(channel + 1, y);
-    if (!known) return;
+  for (int h = 0; h < kQueryHeads; ++h) {
+    if (h >= heads) continue;
+    load(h, channel, x[h]);
+    if (partner > 0) load(h, channel + partner, y[h]);
+  }
+  if (position < 0 || position >= r.rows) return;
+  const std::int64_t pair = turns ? (halves ? first : first / 2) : 0;
+  if (turns) {
+    const auto table = [&](const void* base, DType dtype, std::int64_t row, std::int64_t step, float(&t)[kCount]) {
+      const std::int64_t at = position * row + pair * step;
+      if (halves || kCount == 1) return load_run(base, dtype, at, step, kCount > 1, t);
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const float c = load_element(r.cos, r.dtype, cos_at + (first / 2 + i) * r.cos_step);
-      const float s = load_element(r.sin, r.sin_dtype, sin_at + (first / 2 + i) * r.sin_step);
-      float& second = kCount == 1 ? y[0] : x[(2 * i + 1) % kCount];
-      const float a = x[2 * i], b = second;
-      x[2 * i] = turn_first(a, b, c, s), second = turn_second(a, b, c, s);
+      for (int i = 0; i < kCount / 2; ++i) t[i] = load_element(base, dtype, at + i * step);
+    };
+    table(r.cos, r.dtype, r.cos_row, r.cos_step, cos);
+    table(r.sin, r.sin_dtype, r.sin_row, r.sin_step, sin);
+  }
+#pragma unroll
+  for (int h = 0; h < kQueryHeads; ++h) {
+    if (h >= heads) continue;
+    if (partner > 0) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float a = x[h][i], b = y[h][i];
+        x[h][i] = turn_first(a, b, cos[i], sin[i]), y[h][i] = turn_second(a, b, cos[i], sin[i]);
+      }
+      keep(h, channel + partner, y[h]);
+    } else if (turns) {
+#pragma unroll
+      for (int i = 0; i + 1 < kCount; i += 2) {
+        const float a = x[h][i], b = x[h][i + 1];
+        x[h][i] = turn_first(a, b, cos[i / 2], sin[i / 2]), x[h][i + 1] = turn_second(a, b, cos[i / 2], sin[i / 2]);
+      }
     }
-    keep(channel, x);
-    if (kCount == 1) keep(channel + 1, y);
+    keep(h, channel, x[h]);
   }
 }
 
