@@ -98,10 +98,7 @@ __device__ __forceinline__ std::int32_t count_arrival(std::int32_t* counter) {
   return before;
 }
 
-/// Barrier of all threads of a cluster in two halves. The first form orders nothing.
-__device__ __forceinline__ void arrive_cluster_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-}
+/// Barrier of all threads of a cluster in two halves.
 __device__ __forceinline__ void arrive_cluster() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }

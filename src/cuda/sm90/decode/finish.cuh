@@ -84,7 +84,7 @@ __device__ __forceinline__ void finish_piece(const DecodeParams& p, const Sequen
   if (p.wide != 0) add_wide<Config>(p, s, piece, exchange.ring, rows);
   __syncthreads();
   if (paired) {
-    ptx::arrive_cluster_relaxed();  // this block has read its stages
+    ptx::arrive_cluster();  // the copies into this block's stages are done and read
     ptx::wait_cluster();
   }
   // First the warps of the block, then the pieces: both blocks of a pair do their places, or the last block all.
