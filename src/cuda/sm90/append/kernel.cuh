@@ -55,6 +55,41 @@ class Mean {
   bool given_;
 };
 
+/// Chunks of coming tokens on their way into shared memory, each thread's own.
+template <AppendInput kInput>
+class Ring {
+ public:
+  static constexpr int kVectors = RawRun<kInput>::kVectors, kStages = 2;
+
+  __device__ explicit Ring(bool active) {
+    __shared__ uint4 all[kStages][kVectors][kAppendThreads];
+    mine_ = ptx::shared_address(&all[0][0][threadIdx.x]);
+    if (active) return;  // others are never written, and read as zeros
+    for (auto& stage : all) {
+      for (auto& line : stage) line[threadIdx.x] = make_uint4(0, 0, 0, 0);
+    }
+  }
+  /// A group for every stage, also when there is nothing to copy.
+  __device__ __forceinline__ void fetch(const std::uint8_t* from, bool exists) {
+    if (exists) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) ptx::copy_async16_cached(mine_ + at_ + kLine * i, from + 16 * i);
+    }
+    ptx::commit_copies();
+    at_ = at_ == kLine * kVectors * (kStages - 1) ? 0U : at_ + kLine * kVectors;
+  }
+  /// The oldest chunk, whose place the next fetch takes.
+  __device__ __forceinline__ void read(RawRun<kInput>& raw) const {
+    ptx::wait_copies<kStages - 1>();
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) raw.v[i] = ptx::load_shared_words(mine_ + at_ + kLine * i);
+  }
+
+ private:
+  static constexpr std::uint32_t kLine = 16U * kAppendThreads;
+  std::uint32_t mine_, at_ = 0;
+};
+
 __device__ __forceinline__ void add_counts(unsigned long long* counters, const Counts& counts) {
   if (counters == nullptr) return;
   if (counts.nonfinite != 0U) atomicAdd(counters, static_cast<unsigned long long>(counts.nonfinite));
@@ -74,28 +109,30 @@ __device__ __forceinline__ void write_operand(const AppendParams& p, const Appen
   if (line >= lines) return;  // warps beyond a whole number of lines
   const Lane at(o.row, static_cast<int>(warp - line * columns.d));
 
-  // The next token is on its way while one is quantised. Channels past the row stay zero.
   const std::uint32_t n = static_cast<std::uint32_t>(p.n);
   std::uint32_t step = lines * static_cast<std::uint32_t>(at.tokens);
   ptx::keep_in_register(step);
   std::uint32_t begin = line * static_cast<std::uint32_t>(at.tokens);
   std::uint32_t token = begin + static_cast<std::uint32_t>(at.token);
   constexpr int kSize = kInput == AppendInput::f32 ? 4 : 2;
-  const auto* x_at =
+  const auto* next =
       static_cast<const std::uint8_t*>(o.x) + (o.x_row * token + at.head * o.x_head + at.channel) * kSize;
   const std::int64_t x_step = o.x_row * step * kSize;
   const bool asks_position = kRope && turns;
-  RawRun<kInput> raw;
+  Ring<kInput> ring(at.active);
+  const std::uint8_t* here = next;
+#pragma unroll
+  for (std::uint32_t i = 0; i < Ring<kInput>::kStages; ++i, next += x_step) {
+    ring.fetch(next, at.active && token + i * step < n);
+  }
   std::int64_t next_slot = -1, next_position = 0;
-  raw.clear();
-  const auto fetch = [&](std::uint32_t t) {
+  const auto fetch_slot = [&](std::uint32_t t) {
     next_slot = -1;
     if (!at.active || t >= n) return;
     next_slot = __ldg(p.slots + t);
     if (asks_position) next_position = __ldg(p.rope.positions + t);
-    raw.load(x_at, 0);
   };
-  fetch(token);
+  fetch_slot(token);
 
   const Q quantiser(o.row, at.head, at.lane);
   const Mean<kAppendThreads> mean(o.row, at);
@@ -106,21 +143,23 @@ __device__ __forceinline__ void write_operand(const AppendParams& p, const Appen
   Counts counts;
   for (; begin < n; begin += step, token += step) {
     float x[kChunk];
+    RawRun<kInput> raw;
+    ring.read(raw);
     raw.widen(x);
-    if (!asks_position) mean.subtract_from(x);
+    ring.fetch(next, at.active && token + Ring<kInput>::kStages * step < n);
+    next += x_step;
     bool written = static_cast<std::uint64_t>(next_slot) < static_cast<std::uint32_t>(p.end_slot);
     const std::uint32_t slot = static_cast<std::uint32_t>(next_slot);
     const std::int64_t position = next_position;
-    const std::uint8_t* const here = x_at;
-    x_at += x_step;
-    fetch(token + step);
+    fetch_slot(token + step);
     if constexpr (kRope) {
       if (asks_position) {
         written = written && position >= 0 && position < p.rope.rows;
         if (written) turn_chunk<kInput>(p.rope, position, here - at.channel * kSize, at.channel, x);
-        mean.subtract_from(x);
+        here += x_step;
       }
     }
+    mean.subtract_from(x);
     Block<typename Q::Codec> block;
     quantiser(x, written, block, counts);
     if (!written) continue;
