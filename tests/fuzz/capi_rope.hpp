@@ -90,16 +90,19 @@ class RopeInput {
   /// Turns one head of a token as row `position` of the tables says; no other position was accepted.
   void turn(float* x, std::int64_t position) const {
     if (position < 0 || position >= rows_) return;
-    const float* const cos = tables_->cos.data() + position * kTablePairs;
-    const float* const sin = tables_->sin.data() + position * kTablePairs;
-    for (std::int64_t i = 0; i < half_; ++i) {
-      const bool halves = rope.style == MPFA_ROPE_HALF;
-      float& a = x[rope.begin + (halves ? i : 2 * i)];
-      float& b = x[rope.begin + (halves ? half_ + i : 2 * i + 1)];
-      const float ac = a * cos[i], bs = b * sin[i], as = a * sin[i], bc = b * cos[i];
+    for_pairs(x, position, [](float& a, float& b, float cos, float sin) {
+      const float ac = a * cos, bs = b * sin, as = a * sin, bc = b * cos;
       a = ac - bs;
       b = as + bc;
-    }
+    });
+  }
+  /// As shift does: by the rotation nearest to row |delta|, and back where delta is negative.
+  void turn_by(float* x, std::int64_t delta) const {
+    for_pairs(x, std::abs(delta), [&](float& a, float& b, float cos, float sin) {
+      const float length = std::hypot(cos, sin), c = cos / length, s = (delta < 0 ? -sin : sin) / length, first = a;
+      a = a * c - b * s;
+      b = first * s + b * c;
+    });
   }
 
   /// q_out against rows turned one by one; position(i, r) is that of token r of row i, negative for a skipped one.
@@ -122,6 +125,16 @@ class RopeInput {
   }
 
  private:
+  template <class Turn>
+  void for_pairs(float* x, std::int64_t row, Turn turn) const {
+    for (std::int64_t i = 0; i < half_; ++i) {
+      const bool halves = rope.style == MPFA_ROPE_HALF;
+      const auto at = static_cast<std::size_t>(row * kTablePairs + i);
+      turn(x[rope.begin + (halves ? i : 2 * i)], x[rope.begin + (halves ? half_ + i : 2 * i + 1)], tables_->cos[at],
+           tables_->sin[at]);
+    }
+  }
+
   static constexpr float kMark = 55.0F;
 
   static const std::int64_t* list(Input& in, std::int64_t n, std::vector<std::int64_t>& to) {

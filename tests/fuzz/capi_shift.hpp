@@ -78,11 +78,11 @@ inline void shift(Input& in, World& w) {
   const std::vector<double> before = exact ? read(w, q, 0, 0) : std::vector<double>();
   if (!w.both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_shift(c, a, from, delta, &rope.rope, e); })) return;
   if (!exact) return;
-  for (std::int64_t h = 0; h < w.config.q_heads; ++h) rope.turn(q.data() + h * w.config.head_dim, delta);
+  for (std::int64_t h = 0; h < w.config.q_heads; ++h) rope.turn_by(q.data() + h * w.config.head_dim, delta);
   const std::vector<double> after = read(w, q, 0, 0);
   const auto row = static_cast<std::ptrdiff_t>(after.size()) / w.config.batch;
   require_close({before.begin() + a * row, before.begin() + (a + 1) * row},
-                {after.begin() + a * row, after.begin() + (a + 1) * row}, 1e-2);
+                {after.begin() + a * row, after.begin() + (a + 1) * row}, 5e-2);  // q is rounded to bf16 after the turn
 }
 
 inline void remove(Input& in, World& w) {
