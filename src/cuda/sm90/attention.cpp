@@ -96,6 +96,10 @@ bool rows_side_by_side(const DecodePages& pages, const BlockFormat& f, std::int6
 /// A wrong device would end in an illegal access that poisons the process.
 Status check_pointers(const AttentionTensors& t, Workspace workspace) {
   const CacheView& c = t.cache;
+  // Formats without scales leave their pointer unread.
+  const auto scales = [](const BlockFormat& f, const OperandPages& o) {
+    return f.scale == ScaleType::none ? nullptr : o.scales;
+  };
   return check_device_memory("attend", {{"q", t.q.data},
                                         {"out", t.out.data},
                                         {"lse", t.lse},
@@ -104,10 +108,10 @@ Status check_pointers(const AttentionTensors& t, Workspace workspace) {
                                         {"alibi_slopes", t.alibi_slopes},
                                         {"mask", t.mask.data},
                                         {"cache.k.data", c.k.data},
-                                        {"cache.k.scales", c.k.scales},
+                                        {"cache.k.scales", scales(c.k_format, c.k)},
                                         {"cache.k.global", c.k.global},
                                         {"cache.v.data", c.v.data},
-                                        {"cache.v.scales", c.v.scales},
+                                        {"cache.v.scales", scales(c.v_format, c.v)},
                                         {"cache.v.global", c.v.global},
                                         {"cache.rank_one", c.rank_one},
                                         {"cache.page_table", c.page_table},

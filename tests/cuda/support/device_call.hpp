@@ -37,8 +37,9 @@ class DeviceCall {
     CacheView& v = tensors_.cache;
     const std::byte* host = c.cache.storage();
     pool_ = memory_.copy(host, static_cast<std::size_t>(c.cache.storage_bytes()));
-    v.k.data = pool_ + (v.k.data - host), v.k.scales = pool_ + (v.k.scales - host);
-    v.v.data = pool_ + (v.v.data - host), v.v.scales = pool_ + (v.v.scales - host);
+    for (const std::byte** part : {&v.k.data, &v.k.scales, &v.v.data, &v.v.scales}) {
+      if (*part != nullptr) *part = pool_ + (*part - host);
+    }
     if (v.rank_one != nullptr) v.rank_one = pool_ + (static_cast<const std::byte*>(v.rank_one) - host);
     const auto batch = static_cast<std::size_t>(problem_.batch);
     v.page_table = table_ = memory_.copy(v.page_table, batch * static_cast<std::size_t>(v.page_table_stride));
