@@ -74,7 +74,7 @@ def time_plot(rows: list[dict]) -> str:
     """Microseconds against keys, one panel per number of sequences."""
     # A shape that ran twice counts once, so that lines do not go back.
     rows = list({(cache(row), row["b"], row["kv"]): row for row in rows if row["peers"]}.values())
-    batches = [b for b in sorted({row["b"] for row in rows}) if sum(row["b"] == b for row in rows) > 2]
+    batches = [b for b in sorted({row["b"] for row in rows}) if len({row["kv"] for row in rows if row["b"] == b}) > 2]
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(1, len(batches), figsize=(4.2 * len(batches), 3.8), squeeze=False)
         for axes, batch in zip(panels[0], batches, strict=True):
@@ -85,7 +85,8 @@ def time_plot(rows: list[dict]) -> str:
             shown = [row for row in of_batch if row["k_format"] == "mxfp4"]
             for name, colour in zip(shown[0]["peers"], GREYS, strict=False):
                 axes.plot([r["kv"] for r in shown], [r["peers"][name] for r in shown], ".--", color=colour, label=name)
-            axes.set(xscale="log", yscale="log", xlabel="keys", title=f"{batch} sequence{'s' * (batch > 1)}", ylabel="microseconds")
+            axes.set(xscale="log", yscale="log", xlabel="keys", title=f"{batch} sequence{'s' * (batch > 1)}")
+        panels[0][0].set_ylabel("microseconds")
         panels[0][-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         return to_svg(figure)
 
