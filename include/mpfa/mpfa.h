@@ -318,8 +318,8 @@ MPFA_API mpfa_status mpfa_pages_write(const mpfa_cache_config* config, const mpf
                                       const mpfa_pages* v_pages, const mpfa_tensor* k, const mpfa_tensor* v,
                                       const void* slot_mapping, mpfa_dtype slot_dtype, int64_t count,
                                       mpfa_counters* counters, mpfa_error* error);
-/* Writes tokens to pages in GPU memory. Every pointer but those to structs is memory of the current CUDA device, also in
- * the pages and in rope. */
+/* Writes tokens to pages in GPU memory. Every pointer but those to structs is memory of the current CUDA device, also
+ * in the pages and in rope. */
 typedef struct mpfa_slot_write {
   size_t struct_size;
   const mpfa_pages *k_pages, *v_pages; /* layout "linear"; v_pages NULL and v.data NULL: K alone (latent) */
