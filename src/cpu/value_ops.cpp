@@ -164,7 +164,16 @@ template <class Codec, int kRows>
 bool add_rows(const WordRows& v, std::int64_t keys, const float* p, float* weights, const float* from, float* to,
               std::int64_t stride) {
   if constexpr (kMayHaveBytes && Codec::kPerWord == 8 && kRows <= kMostRows) {
-    if (v.bytes != nullptr && keys == kKeyTile && add_integers<kRows>(v, p, weights, from, to, stride)) return true;
+    if (v.bytes != nullptr && keys == kKeyTile) {
+      if (add_integers<kRows>(v, p, weights, from, to, stride)) return true;
+      if constexpr (kRows > 1) {  // how a row is summed must not depend on the others
+        bool finite = true;
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          finite &= add_rows<Codec, 1>(v, keys, p + r * kKeyTile, weights, from + r * stride, to + r * stride, stride);
+        }
+        return finite;
+      }
+    }
   }
   return add_float_rows<Codec, kRows>(v, keys, p, weights, from, to, stride);
 }

@@ -142,6 +142,15 @@ TEST(ValueBytes, WeightsOfAnySize) {
   }
 }
 
+TEST(ValueBytes, ARowDoesNotDependOnTheOthers) {
+  for_all([](Problem x, const std::string& what) {
+    const std::vector<float> before = x.sums();
+    for (std::int64_t j = 0; j < kKeyTile; ++j) x.p[(x.rows - 1) * kKeyTile + j] = 0x1p-120F;  // no 16 bits of that
+    const std::vector<float> after = x.sums();
+    for (std::int64_t i = 0; i < (x.rows - 1) * x.d; ++i) ASSERT_EQ(after[i], before[i]) << what;
+  });
+}
+
 TEST(ValueBytes, TheLargestWeightIsNotRoundedOutOfRange) {
   for_all([](Problem x, const std::string& what) {
     std::fill(x.factors.begin(), x.factors.end(), 1.0F);
