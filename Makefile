@@ -67,9 +67,9 @@ bench-h200: setup ## time decode and append on a Hopper card (FLASHINFER=folder:
 	bench/h200/run.sh build/bench/bench build/bench/h200 $(FLASHINFER)
 	$(VENV_PYTHON) bench/h200/collect.py build/bench/h200 --out build/bench/h200
 
-tidy: build ## check src, include and tools with clang-tidy
+tidy: build ## check src, include, tools and tests with clang-tidy
 	@command -v run-clang-tidy >/dev/null || { echo "run-clang-tidy is missing; install it: apt-get install clang-tidy" >&2; exit 1; }
-	run-clang-tidy -quiet -p build/release -j $(JOBS) '$(CURDIR)/(src|tools)/.*\.cpp$$'
+	run-clang-tidy -quiet -p build/release -j $(JOBS) '$(CURDIR)/(src|tools|tests)/.*\.cpp$$'
 
 asan ubsan tsan: setup ## C++ tests under one sanitizer
 	@$(call configure,$@)

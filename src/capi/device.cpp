@@ -38,7 +38,7 @@ void mpfa_slot_write_init(mpfa_slot_write* write, size_t struct_size) {
 }
 
 mpfa_status mpfa_write_slots(const mpfa_slot_write* write, mpfa_device device, mpfa_error* error) {
-  static_assert(sizeof(uint64_t) == sizeof(unsigned long long));
+  static_assert(sizeof(uint64_t) == sizeof(unsigned long long));  // NOLINT: of atomicAdd
   return guarded(error, [&]() -> Status {
     constexpr const char* kCall = "mpfa_write_slots";
     if (Status s = check_struct(kCall, "write", write); !s.ok()) return s;
@@ -68,7 +68,7 @@ mpfa_status mpfa_write_slots(const mpfa_slot_write* write, mpfa_device device, m
     call.slot_mapping = write->slot_mapping;
     call.k_mean = write->k_mean;
     call.v_mean = write->v_mean;
-    call.counters = reinterpret_cast<unsigned long long*>(write->counters);
+    call.counters = reinterpret_cast<unsigned long long*>(write->counters);  // NOLINT
     call.stream = write->stream;
     return mpfa::write_slots(call, target.value());
   });

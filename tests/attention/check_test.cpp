@@ -141,7 +141,7 @@ TEST(CheckTensors, AcceptsAGoodCallAndIgnoresUnusedPageIds) {
 TEST(CheckTensors, RefusesWithAReason) {
   constexpr auto kInvalid = StatusCode::invalid_argument;
   constexpr auto kRange = StatusCode::out_of_range;
-  static const float kOne = 1.0F;
+  static const float one = 1.0F;
   struct Bad {
     std::function<void(Call&)> change;
     StatusCode code;
@@ -172,19 +172,19 @@ TEST(CheckTensors, RefusesWithAReason) {
        {"holds k as int8", "recipe says f32"}},
       {[](Call& c) { c.t.cache.v.data = nullptr; }, kInvalid, {"cache.v.data is null"}},
       {[](Call& c) { c.t.cache.k.data_row_stride = 31; }, kInvalid, {"cache.k has row strides of 31", "32"}},
-      {[](Call& c) { c.t.sinks = &kOne; }, kInvalid, {"sinks was given", "not set"}},
+      {[](Call& c) { c.t.sinks = &one; }, kInvalid, {"sinks was given", "not set"}},
       {[](Call& c) { c.problem.sinks = true; }, kInvalid, {"sinks is null"}},
       {[](Call& c) { c.problem.alibi = true; }, kInvalid, {"alibi_slopes is null"}},
       {[](Call& c) { c.problem.mask = MaskTensor::boolean; }, kInvalid, {"mask.data is null"}},
       {[](Call& c) {
          c.problem.mask = MaskTensor::boolean;
-         c.t.mask = contiguous(static_cast<const void*>(&kOne), DType::f32, {1, 1, 3, 20});
+         c.t.mask = contiguous(static_cast<const void*>(&one), DType::f32, {1, 1, 3, 20});
        },
        kInvalid,
        {"mask is f32", "boolean mask is u8"}},
       {[](Call& c) {
          c.problem.mask = MaskTensor::additive;
-         c.t.mask = contiguous(static_cast<const void*>(&kOne), DType::f32, {1, 1, 3, 19});
+         c.t.mask = contiguous(static_cast<const void*>(&one), DType::f32, {1, 1, 3, 19});
        },
        kInvalid,
        {"[1, 1, 3, 19]", ">= 20 keys"}},

@@ -154,7 +154,7 @@ TEST_P(FullHeap, CallsWithoutACacheSayIt) {
   t.q = q.view();
   t.out = contiguous(static_cast<void*>(out.data()), DType::f32, q.shape);
   t.cache = cache.view();
-  const CacheConfig config = cache.config();
+  const CacheConfig& config = cache.config();
   const std::vector<std::pair<const char*, std::function<Status()>>> calls{
       {"plan", [&] { return plan(p, Device::cpu).status(); }},
       {"attend",

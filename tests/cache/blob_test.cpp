@@ -108,7 +108,7 @@ TEST(Load, NamesTheMismatch) {
   PagedCache from = poisoned_cache(ours);
   ASSERT_TRUE(append(from, 0, ids_from(0, 40)).ok());
   const Blob blob = saved(from, 0);
-  const auto message = [&](CacheConfig c, const Blob& b) {
+  const auto message = [&](const CacheConfig& c, const Blob& b) {
     PagedCache to = poisoned_cache(c);
     return to.load(b, 0).message();
   };
