@@ -83,15 +83,22 @@ HWY_INLINE float round_row_of(const SoftmaxStep& step, float top, float offset, 
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
+/// Brings the maximum of a row to `top` where that is larger; returns the factor of what was summed so far.
+HWY_INLINE float raise_top(float top, float& m) {
+  const float before = m;
+  m = std::max(m, top);
+  if (m == before) return 1.0F;
+  return before == kNoKey ? 0.0F : std::exp2(before - m);
+}
+
+#include "cpu/softmax_vectors-inl.hpp"
+
 /// The maxima of all rows come first: exp2 of one row then does not wait for a reduction.
 template <PMode kMode>
 void softmax_of(const SoftmaxStep& step, std::int64_t rows, float* x, float* m, float* l, float* keep) {
   const float offset = kMode == PMode::e4m3_loglin ? 8.0F * std::log2(step.p_scale) + 56.0F : 0.0F;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const float top = std::max(m[r], row_top(x + r * kKeyTile, step.scale));
-    keep[r] = 1.0F;
-    if (top != m[r]) keep[r] = m[r] == kNoKey ? 0.0F : std::exp2(m[r] - top);
-    m[r] = top;
+    keep[r] = raise_top(row_top(x + r * kKeyTile, step.scale), m[r]);
   }
   for (std::int64_t r = 0; r < rows; ++r, x += kKeyTile) {
     if (m[r] == kNoKey) {
@@ -104,8 +111,13 @@ void softmax_of(const SoftmaxStep& step, std::int64_t rows, float* x, float* m, 
 
 void SoftmaxRows(const SoftmaxStep& step, std::int64_t rows, float* x, float* m, float* l, float* keep) {
   switch (step.mode) {
+#if HWY_TARGET <= HWY_AVX3
+    case PMode::f32: return softmax_vectors<PMode::f32>(step, rows, x, m, l, keep);
+    case PMode::bf16: return softmax_vectors<PMode::bf16>(step, rows, x, m, l, keep);
+#else
     case PMode::f32: return softmax_of<PMode::f32>(step, rows, x, m, l, keep);
     case PMode::bf16: return softmax_of<PMode::bf16>(step, rows, x, m, l, keep);
+#endif
     case PMode::e4m3: return softmax_of<PMode::e4m3>(step, rows, x, m, l, keep);
     case PMode::e4m3_loglin: return softmax_of<PMode::e4m3_loglin>(step, rows, x, m, l, keep);
     default: return;
