@@ -70,7 +70,8 @@ bool add_minima(const Task& task, const PageRun& run, Scratch& s) {
   bool finite = true;
   for (std::int64_t r = 0; r < task.count; ++r) {
     float sum = 0.0F;
-    for (std::int64_t j = 0; j < run.count; ++j) sum += s.s[r * kKeyTile + run.column + j] * s.minima[j];
+    const float* p = s.s + r * kKeyTile + run.column;
+    for (std::int64_t j = 0; j < run.count; ++j) sum += p[j] == 0.0F ? 0.0F : p[j] * s.minima[j];
     for (std::int64_t i = 0; i < dv; ++i) s.spare_o[r * padded(dv) + i] += sum;
     finite &= std::isfinite(sum);
   }

@@ -1,6 +1,6 @@
 // Weighted sums of 4-bit codes whose elements are whole numbers, by dot products of bytes: a weight becomes 16 bits
 // relative to the largest of its row and block among 64 keys, in two digits, and the sums are exact. An instruction
-// adds four keys, those 16 apart, so that digits need no transposition. Included once per instruction set.
+// adds four keys that follow each other. Included once per instruction set.
 
 #if HWY_TARGET <= HWY_AVX3
 constexpr std::int64_t kGroupBytes = 16, kGroupChannels = 32;  // what two vectors of sums hold
@@ -41,82 +41,91 @@ MPFA_BYTES_ATTR HWY_INLINE __m512i lane_maxima(const std::uint32_t* vectors) {
   return x[0];
 }
 
-/// weights [blocks, kRows, kKeyTile] = p times factors. False when one is negative or not finite, or when all of a row
-/// and block are so small that 16 bits of them are no normal float.
+/// weights [blocks, kRows, kKeyTile] = p times factors for kCount blocks from b on, and vectors that have the largest
+/// of a block and row among their lanes. A key without weight has the product 0 whatever its factor is.
+template <int kRows, int kCount>
+MPFA_BYTES_ATTR HWY_INLINE void weigh_blocks(const float* factors, std::int64_t b, const float* p, float* weights,
+                                             std::uint32_t* tops) {
+  factors += b * kKeyTile;
+  for (int r = 0; r < kRows; ++r) {
+    const std::int64_t i = b * kRows + r;  // of block b
+    __m512i top[kCount];
+    for (__m512i& x : top) x = _mm512_setzero_si512();
+    for (int j = 0; j < kKeyTile; j += 16) {
+      const __m512 weight = _mm512_loadu_ps(p + r * kKeyTile + j);
+      const __mmask16 some = _mm512_cmp_ps_mask(weight, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+      for (int n = 0; n < kCount; ++n) {
+        const __m512 w = _mm512_maskz_mul_ps(some, weight, _mm512_loadu_ps(factors + n * kKeyTile + j));
+        _mm512_storeu_ps(weights + (i + n * kRows) * kKeyTile + j, w);
+        top[n] = _mm512_max_epu32(top[n], _mm512_castps_si512(w));
+      }
+    }
+    for (int n = 0; n < kCount; ++n) _mm512_store_si512(tops + (i + n * kRows) * 16, top[n]);
+  }
+}
+
+/// Fills weights [blocks, kRows, kKeyTile] and their scales. False when one is negative or not finite, or when all of a
+/// row and block are so small that 16 bits of them are no normal float.
 template <int kRows>
 MPFA_BYTES_ATTR bool weigh(const WordRows& v, std::int64_t blocks, const float* p, float* weights, WeightScales& s) {
   constexpr std::uint32_t kInf = 0x7F800000, kSmallest = 0x0D800000;  // 2^-100
-  alignas(64) std::uint32_t tops[16 * 16];
+  alignas(64) std::uint32_t tops[(kMostWeights + 15) * 16];
+  std::int64_t b = 0;
+  for (; b + 4 <= blocks; b += 4) weigh_blocks<kRows, 4>(v.factors, b, p, weights, tops);
+  for (; b + 2 <= blocks; b += 2) weigh_blocks<kRows, 2>(v.factors, b, p, weights, tops);
+  for (; b < blocks; ++b) weigh_blocks<kRows, 1>(v.factors, b, p, weights, tops);
+  const std::int64_t count = blocks * kRows;
+  for (std::int64_t i = count; i % 16 != 0; ++i) _mm512_store_si512(tops + i * 16, _mm512_setzero_si512());
   __mmask16 bad = 0;
   const __m512 inverse = _mm512_set1_ps(1.0F / v.bytes->multiplier);
-  std::int64_t i = 0, done = 0;
-  const auto finish = [&]() MPFA_BYTES_ATTR {
-    const __m512i top = lane_maxima(tops);
-    const __mmask16 none = _mm512_testn_epi32_mask(top, top);
+  for (std::int64_t i = 0; i < count; i += 16) {
+    const __m512i top = lane_maxima(tops + i * 16);
+    const __mmask16 some = _mm512_test_epi32_mask(top, top);
     bad |= _mm512_cmpge_epu32_mask(top, _mm512_set1_epi32(kInf));
-    bad |= _mm512_mask_cmplt_epu32_mask(static_cast<__mmask16>(~none), top, _mm512_set1_epi32(kSmallest));
+    bad |= _mm512_mask_cmplt_epu32_mask(some, top, _mm512_set1_epi32(kSmallest));
     // A weight just below a power of two must not be rounded up to it.
     const __m512i exponent = _mm512_srli_epi32(_mm512_add_epi32(top, _mm512_set1_epi32(0x80)), 23);
     const __m512i above = _mm512_sub_epi32(exponent, _mm512_set1_epi32(15));
-    const __m512i scale = _mm512_maskz_slli_epi32(static_cast<__mmask16>(~none), above, 23);
-    const __m512i unit =
-        _mm512_maskz_slli_epi32(static_cast<__mmask16>(~none), _mm512_sub_epi32(_mm512_set1_epi32(254), above), 23);
-    _mm512_store_ps(s.scale + done, _mm512_mul_ps(_mm512_castsi512_ps(scale), inverse));
-    _mm512_store_si512(s.unit + done, unit);
-    done += 16;
-  };
-  const float* factors = v.factors;
-  for (std::int64_t b = 0; b < blocks; ++b, factors += kKeyTile) {
-    for (int r = 0; r < kRows; ++r, ++i, weights += kKeyTile) {
-      if (i == done + 16) finish();
-      __m512i top = _mm512_setzero_si512();
-      for (int j = 0; j < kKeyTile; j += 16) {
-        const __m512 w = _mm512_mul_ps(_mm512_loadu_ps(p + r * kKeyTile + j), _mm512_loadu_ps(factors + j));
-        _mm512_storeu_ps(weights + j, w);
-        top = _mm512_max_epu32(top, _mm512_castps_si512(w));
-      }
-      _mm512_store_si512(tops + (i - done) * 16, top);
-    }
+    const __m512i scale = _mm512_maskz_slli_epi32(some, above, 23);
+    const __m512i unit = _mm512_maskz_slli_epi32(some, _mm512_sub_epi32(_mm512_set1_epi32(254), above), 23);
+    _mm512_store_ps(s.scale + i, _mm512_mul_ps(_mm512_castsi512_ps(scale), inverse));
+    _mm512_store_si512(s.unit + i, unit);
   }
-  for (; i < done + 16; ++i) _mm512_store_si512(tops + (i - done) * 16, _mm512_setzero_si512());
-  finish();
   return bad == 0;
 }
 
-/// 64 weights as dwords [2 digits, kQuads], the higher digit second: byte n of quad q is key q + 16 * (0, 2, 1, 3)[n].
-MPFA_BYTES_ATTR HWY_INLINE void digits_of(const float* weights, float unit, __m512i (&digits)[2]) {
-  const __m512 magic = _mm512_set1_ps(0x1p23F), u = _mm512_set1_ps(unit);  // the lowest bits take the nearest integer
-  const auto whole = [&](int i) MPFA_BYTES_ATTR {
-    return _mm512_castps_si512(_mm512_fmadd_ps(_mm512_loadu_ps(weights + 16 * i), u, magic));
-  };
-  constexpr __mmask32 kOdd = 0xAAAAAAAA;
-  const __m512i a = _mm512_mask_blend_epi16(kOdd, whole(0), _mm512_slli_epi32(whole(1), 16));
-  const __m512i b = _mm512_mask_blend_epi16(kOdd, whole(2), _mm512_slli_epi32(whole(3), 16));
-  const __m512i low = _mm512_set1_epi16(0xFF);
-  constexpr int kSelect = 0xCA;  // first ? second : third
-  digits[0] = _mm512_ternarylogic_epi32(low, a, _mm512_slli_epi16(b, 8), kSelect);
-  digits[1] = _mm512_ternarylogic_epi32(low, _mm512_srli_epi16(a, 8), b, kSelect);
+/// Where bytes of 16 pairs of 16-bit numbers go: [2 digits, quads of four keys, pair, 4 keys] from [key, pair, 2
+/// digits] or, of one block, where the second of a pair is 16 keys further, [2 digits, pair, quads, 4 keys].
+template <bool kPairs>
+constexpr std::array<std::uint8_t, 64> digit_places() {
+  std::array<std::uint8_t, 64> places{};
+  for (int i = 0; i < 64; ++i) {
+    const int digit = i / 32, quad = kPairs ? i / 8 % 4 : i / 4 % 4, second = kPairs ? i / 4 % 2 : i / 16 % 2;
+    places[i] = static_cast<std::uint8_t>((quad * 4 + i % 4) * 4 + second * 2 + digit);
+  }
+  return places;
 }
 
-/// weights to digits, where they are: per block and row [2 digits, kQuads] or, of pairs of blocks, per pair and row
-/// [2 digits, kQuads with quads 2 and 3 of four 16 places later, 2 blocks].
+/// weights to digits, where they are: per block and row [2 pairs of 16 keys, 2 digits, 8 quads] or, of pairs of blocks,
+/// per pair and row [4 times 16 keys, 2 digits, 4 quads, 2 blocks].
 template <int kRows, bool kPairs>
 MPFA_BYTES_ATTR void to_digits(std::int64_t blocks, float* weights, const float* unit) {
-  constexpr std::int64_t kRow = kKeyTile;
+  static constexpr auto kPlaces = digit_places<kPairs>();
+  constexpr __mmask32 kOdd = 0xAAAAAAAA;
+  const __m512 magic = _mm512_set1_ps(0x1p23F);  // the lowest bits take the nearest integer
+  const __m512i places = _mm512_loadu_si512(kPlaces.data());
   for (std::int64_t b = 0; b < blocks; b += kPairs ? 2 : 1) {
     for (int r = 0; r < kRows; ++r) {
       const std::int64_t i = b * kRows + r;
-      __m512i first[2];
-      digits_of(weights + i * kRow, unit[i], first);
-      if constexpr (kPairs) {
-        __m512i second[2];
-        digits_of(weights + (i + kRows) * kRow, unit[i + kRows], second);
-        for (int n = 0; n < 2; ++n) {
-          _mm512_storeu_si512(weights + i * kRow + 32 * n, _mm512_unpacklo_epi32(first[n], second[n]));
-          _mm512_storeu_si512(weights + i * kRow + 32 * n + 16, _mm512_unpackhi_epi32(first[n], second[n]));
-        }
-      } else {
-        for (int n = 0; n < 2; ++n) _mm512_storeu_si512(weights + i * kRow + 16 * n, first[n]);
+      float* first = weights + i * kKeyTile;
+      const float* second = kPairs ? first + kRows * kKeyTile : first + 16;
+      const __m512 u = _mm512_set1_ps(unit[i]), u2 = _mm512_set1_ps(unit[kPairs ? i + kRows : i]);
+      for (int n = 0; n < (kPairs ? 4 : 2); ++n) {
+        const std::int64_t from = kPairs ? 16 * n : 32 * n;
+        const __m512i low = _mm512_castps_si512(_mm512_fmadd_ps(_mm512_loadu_ps(first + from), u, magic));
+        const __m512i high = _mm512_castps_si512(_mm512_fmadd_ps(_mm512_loadu_ps(second + from), u2, magic));
+        const __m512i both = _mm512_mask_blend_epi16(kOdd, low, _mm512_slli_epi32(high, 16));
+        _mm512_storeu_si512(first + 16 * n, _mm512_permutexvar_epi8(places, both));
       }
     }
   }
@@ -148,23 +157,31 @@ constexpr std::array<std::int32_t, 16> channel_order() {
   return order;
 }
 
-/// sum [2 digits, even and odd channels, rows] += the products of a group of the four keys of a quad.
-template <int kRows, bool kPairs>
-MPFA_BYTES_ATTR HWY_INLINE void add_quad(const std::byte* codes, std::int64_t quarter, __m512i order, __m512i table,
-                                         const float* digits, __m512i (&sum)[2][2][kRows]) {
-  const auto group = [&](std::int64_t i) MPFA_BYTES_ATTR {
-    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i * quarter));
+/// 16 bytes of each of four rows in a row of 32 bytes: those `half` says.
+MPFA_BYTES_ATTR HWY_INLINE __m512i narrow_rows(const std::byte* rows, __m512i half) {
+  return _mm512_permutex2var_epi64(_mm512_loadu_si512(rows), half, _mm512_loadu_si512(rows + 64));
+}
+
+MPFA_BYTES_ATTR HWY_INLINE __m512i wide_rows(const std::byte* codes, std::int64_t stride) {
+  const auto row = [&](std::int64_t i) MPFA_BYTES_ATTR {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i * stride));
   };
-  __m512i bytes = _mm512_castsi128_si512(group(0));
-  bytes = _mm512_mask_broadcast_i32x4(bytes, 0x00F0, group(2));
-  bytes = _mm512_mask_broadcast_i32x4(bytes, 0x0F00, group(1));
-  bytes = _mm512_mask_broadcast_i32x4(bytes, 0xF000, group(3));
-  bytes = _mm512_permutexvar_epi8(order, bytes);
+  __m512i bytes = _mm512_castsi128_si512(row(0));
+  bytes = _mm512_mask_broadcast_i32x4(bytes, 0x00F0, row(1));
+  bytes = _mm512_mask_broadcast_i32x4(bytes, 0x0F00, row(2));
+  return _mm512_mask_broadcast_i32x4(bytes, 0xF000, row(3));
+}
+
+/// sum [2 digits, even and odd channels, rows] += the products of a group of the four keys of a quad, whose codes are
+/// `bytes`.
+template <int kRows, bool kPairs>
+MPFA_BYTES_ATTR HWY_INLINE void add_quad(__m512i bytes, __m512i table, const float* digits,
+                                         __m512i (&sum)[2][2][kRows]) {
   const __m512i even = _mm512_permutexvar_epi8(bytes, table);
   const __m512i odd = _mm512_permutexvar_epi8(_mm512_srli_epi16(bytes, 4), table);
   for (int r = 0; r < kRows; ++r) {
     for (int n = 0; n < 2; ++n) {
-      const float* at = digits + r * kKeyTile + n * kQuads * (kPairs ? 2 : 1);
+      const float* at = digits + r * kKeyTile + n * 8;
       __m512i weight;
       if constexpr (kPairs) {
         weight = _mm512_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
@@ -177,25 +194,26 @@ MPFA_BYTES_ATTR HWY_INLINE void add_quad(const std::byte* codes, std::int64_t qu
   }
 }
 
-/// to = from + the sums of kGroupChannels channels from `codes` on. Fetches kQuads lines of `next` each.
-template <int kRows, bool kPairs>
-MPFA_BYTES_ATTR void add_group(const WordRows& v, const std::byte* codes, const std::byte* const (&next)[2],
+/// to = from + the sums of kGroupChannels channels, group g of the rows. Fetches kQuads lines of `next` each.
+template <int kRows, bool kPairs, bool kNarrow>
+MPFA_BYTES_ATTR void add_group(const WordRows& v, std::int64_t g, const std::byte* const (&next)[2],
                                const float* digits, const float* scale, const float* from, float* to,
                                std::int64_t stride) {
   static constexpr auto kOrder = quad_order<kPairs>();
   static constexpr auto kChannels = channel_order<kPairs>();
   const __m512i table = _mm512_loadu_si512(v.bytes->table.data()), order = _mm512_loadu_si512(kOrder.data());
+  const __m512i half = _mm512_add_epi64(_mm512_set1_epi64(2 * g), _mm512_setr_epi64(0, 1, 4, 5, 8, 9, 12, 13));
+  const std::byte* codes = v.codes + (kNarrow ? 0 : g * kGroupBytes);
   __m512i sum[2][2][kRows] = {};
-  const std::int64_t quarter = 16 * v.row_stride;
-  for (std::int64_t q = 0; q < kQuads; q += 4, codes += 4 * v.row_stride) {
+  for (std::int64_t q = 0; q < kQuads; q += 4) {
     for (const std::byte* line : next) {
       for (std::int64_t i = 0; i < 4; ++i) __builtin_prefetch(line + (q + i) * 64);
     }
-    const float* at = digits + q;
-    add_quad<kRows, kPairs>(codes, quarter, order, table, at, sum);
-    add_quad<kRows, kPairs>(codes + v.row_stride, quarter, order, table, at + (kPairs ? 2 : 1), sum);
-    add_quad<kRows, kPairs>(codes + 2 * v.row_stride, quarter, order, table, at + (kPairs ? 16 : 2), sum);
-    add_quad<kRows, kPairs>(codes + 3 * v.row_stride, quarter, order, table, at + (kPairs ? 18 : 3), sum);
+    const float* at = digits + (kPairs ? 4 * q : q / 8 * 16 + q % 8);
+    for (int i = 0; i < 4; ++i, codes += 4 * v.row_stride) {
+      const __m512i rows = kNarrow ? narrow_rows(codes, half) : wide_rows(codes, v.row_stride);
+      add_quad<kRows, kPairs>(_mm512_permutexvar_epi8(order, rows), table, at + (kPairs ? 2 * i : i), sum);
+    }
   }
   const __m512i first = _mm512_loadu_si512(kChannels.data());
   const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(kPairs ? 1 : 8));
@@ -224,9 +242,10 @@ MPFA_BYTES_ATTR bool add_groups(const WordRows& v, const float* p, float* weight
   std::int64_t in_block = 0;
   const std::byte* next[2];
   for (const int i : {0, 1}) next[i] = v.next[i] == nullptr ? v.codes : v.next[i];
+  const bool narrow = groups == 2 && v.row_stride == 2 * kGroupBytes;
+  const auto add = narrow ? add_group<kRows, kPairs, true> : add_group<kRows, kPairs, false>;
   for (std::int64_t g = 0; g < groups; ++g) {
-    add_group<kRows, kPairs>(v, v.codes + g * kGroupBytes, next, digits, scale, from + g * kGroupChannels,
-                             to + g * kGroupChannels, stride);
+    add(v, g, next, digits, scale, from + g * kGroupChannels, to + g * kGroupChannels, stride);
     for (const std::byte*& line : next) line += kQuads * 64;
     if (++in_block < share) continue;
     in_block = 0;

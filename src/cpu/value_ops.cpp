@@ -120,7 +120,9 @@ bool add_float_rows(const WordRows& v, std::int64_t keys, const float* p, float*
     const float* factors = v.factors + (out - weights) / kRows;
     for (int r = 0; r < kRows; ++r, out += kKeyTile) {
       for (std::int64_t j = 0; j < kKeyTile; j += n) {
-        hn::StoreU(hn::Mul(hn::LoadU(d, p + r * kKeyTile + j), hn::LoadU(d, factors + j)), d, out + j);
+        const V weight = hn::LoadU(d, p + r * kKeyTile + j);
+        const V w = hn::Mul(weight, hn::LoadU(d, factors + j));
+        hn::StoreU(hn::IfThenZeroElse(hn::Eq(weight, hn::Zero(d)), w), d, out + j);
       }
     }
   }

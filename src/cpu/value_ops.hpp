@@ -23,8 +23,8 @@ namespace mpfa::cpu {
 
 /// to[r] = from[r] + sum_j p[r * kKeyTile + j] * row j for j in [0, keys), keys <= kKeyTile; rows of `from` and `to`
 /// are `stride` floats apart. v.factors is [blocks, kKeyTile] here, `weights` memory for [blocks, rows, kKeyTile].
-/// With v.bytes and 64 keys, weights times factors may be rounded to 16 bits relative to the largest of a row and
-/// block. False when a sum is NaN or Inf.
+/// A key adds nothing to a row that gives it no weight, whatever its factors are. With v.bytes and 64 keys, weights
+/// times factors may be rounded to 16 bits relative to the largest of a row and block. False when a sum is NaN or Inf.
 [[nodiscard]] bool add_values(const WordRows& v, std::int64_t keys, std::int64_t rows, const float* p, float* weights,
                               const float* from, float* to, std::int64_t stride);
 

@@ -271,9 +271,13 @@ TEST(PackedOps, SumsThatAreNotFiniteAreReported) {
       if (!value_ops_take(x.d, x.words.block)) return;
       std::vector<float> columns = x.columns, weights(8 * kKeyTile * x.d / 16), to(x.d);
       columns[(x.d / x.words.block - 1) * kKeyTile + x.keys - 1] = bad;
-      const std::vector<float> p(kKeyTile, 0.0F), from(x.d, 1.0F);
-      EXPECT_FALSE(add_values(x.view(columns), x.keys, 1, p.data(), weights.data(), from.data(), to.data(), x.d))
-          << what;
+      const std::vector<float> none(kKeyTile, 0.0F), p(kKeyTile, 0.5F), from(x.d, 1.0F);
+      const auto add = [&](const std::vector<float>& w) {
+        return add_values(x.view(columns), x.keys, 1, w.data(), weights.data(), from.data(), to.data(), x.d);
+      };
+      EXPECT_FALSE(add(p)) << what;
+      EXPECT_TRUE(add(none)) << what;
+      EXPECT_EQ(to, from) << what;
     });
   }
 }

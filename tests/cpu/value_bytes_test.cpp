@@ -174,7 +174,6 @@ TEST(ValueBytes, EqualWeightsGiveExactSums) {
 TEST(ValueBytes, WhatIsNotFiniteIsReported) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     for_all([bad](Problem x, const std::string& what) {
-      x.p[kKeyTile - 1] = 0.0F;
       x.factors.back() = bad;
       EXPECT_TRUE(x.sums().empty()) << what;
       x.factors.back() = 1.0F;
@@ -182,6 +181,18 @@ TEST(ValueBytes, WhatIsNotFiniteIsReported) {
       EXPECT_TRUE(x.sums().empty()) << what;
     });
   }
+}
+
+TEST(ValueBytes, AKeyWithoutWeightAddsNothing) {
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+  for_all([](Problem x, const std::string& what) {
+    for (std::int64_t r = 0; r < x.rows; ++r) x.p[r * kKeyTile + 40] = 0.0F;
+    const std::vector<float> before = x.sums();
+    for (const float factor : {kInf, kNan, -1.0F, 0x1p120F}) {
+      for (std::int64_t b = 0; b < x.d / x.block; ++b) x.factors[b * kKeyTile + 40] = factor;
+      ASSERT_EQ(x.sums(), before) << what << " " << factor;
+    }
+  });
 }
 
 TEST(ValueBytes, NegativeFactorsAreTakenAsTheyAre) {
