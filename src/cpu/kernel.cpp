@@ -159,7 +159,7 @@ void run_tiles(const Plan& plan, const Task& task, Scratch& scratch) {
   }
   if (all.begin >= all.end) return;
   choose_words(task, scratch);
-  task.columns ? start_columns(task, scratch) : start_words(task, scratch);
+  task.columns ? start_columns(task, scratch) : start_tiles(task, scratch);
   const auto add = task.columns ? add_columns : add_tile;
   const std::int64_t first = all.begin / kKeyTile;
   const std::int64_t last = (all.end - 1) / kKeyTile;

@@ -66,24 +66,34 @@ void finish_scores(const Task& task, const Row& row, const Visible& seen, std::i
   std::fill(x + done, x + kKeyTile, kMasked);
 }
 
-/// s.s from products to rounded probabilities; m, l and o are brought to the new maximum.
-void softmax_tile(const Task& task, std::int64_t first, Source source, Scratch& s, OnlineState& state) {
+/// s.s from logits to rounded probabilities; m, l and o are brought to the new maximum.
+void softmax_tile(const Task& task, Source source, Scratch& s, OnlineState& state) {
   const AttentionProblem& p = *task.problem;
   const std::int64_t dv = padded(p.head_dim_v);
-  const bool plain = is_plain(p);
   SoftmaxStep step;
   step.mode = source == Source::bf16 ? PMode::bf16 : p.recipe.p;
   step.p_scale = p.recipe.p_scale;
   step.same_codes = source == Source::pages && p.recipe.denominator == Denominator::same_codes;
-  step.scale = plain ? softmax_scale(p) * static_cast<float>(kLog2E) : 1.0F;
-  for (std::int64_t r = 0; r < task.count; ++r) {
-    finish_scores(task, task.rows[r], s.seen[r], first, source, plain, s.s + r * kKeyTile);
-  }
+  step.scale = s.scale;
   float keep[kFewRows];
   softmax_rows(step, task.count, s.s, state.m, state.l, keep);
   for (std::int64_t r = 0; r < task.count; ++r) {
     if (keep[r] != 1.0F) row_scale(state.o + r * dv, keep[r], dv);
   }
+}
+
+/// What each row sees of a tile, to s.seen; returns the range of all of it.
+KeyRange see(const Task& task, std::int64_t first, Source source, Scratch& s) {
+  KeyRange c{kKeyTile, 0};
+  for (std::int64_t r = 0; r < task.count; ++r) {
+    s.seen[r] = visible(task.rows[r], first, source);
+    for (const KeyRange& part : s.seen[r].part) {
+      if (part.begin >= part.end) continue;
+      c.begin = std::min(c.begin, part.begin);
+      c.end = std::max(c.end, part.end);
+    }
+  }
+  return c;
 }
 
 /// O += P V for a tile with NaN or Inf in V: a row takes only the keys it gives weight to. `span` is that of
@@ -168,17 +178,25 @@ void reset(const AttentionProblem& problem, std::int64_t rows, OnlineState& stat
   std::fill_n(state.o, rows * padded(problem.head_dim_v), 0.0F);
 }
 
+void start_tiles(const Task& task, Scratch& s) {
+  const AttentionProblem& p = *task.problem;
+  s.plain = is_plain(p);
+  s.scale = s.plain ? softmax_scale(p) * static_cast<float>(kLog2E) : 1.0F;
+  s.seen_by_all = {0, std::numeric_limits<std::int64_t>::max()};
+  for (std::int64_t r = 0; r < task.count; ++r) {
+    const KeyRange &k = task.rows[r].keys, &packed = task.rows[r].packed;
+    s.seen_by_all.begin = std::max({s.seen_by_all.begin, k.begin, packed.begin});
+    s.seen_by_all.end = std::min({s.seen_by_all.end, k.end, packed.end});
+  }
+  start_words(task, s);
+}
+
 void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
   OnlineState& state = source == Source::pages ? s.packed : s.wide;
-  KeyRange c{kKeyTile, 0};
-  for (std::int64_t r = 0; r < task.count; ++r) {
-    s.seen[r] = visible(task.rows[r], first, source);
-    for (const KeyRange& part : s.seen[r].part) {
-      if (part.begin >= part.end) continue;
-      c.begin = std::min(c.begin, part.begin);
-      c.end = std::max(c.end, part.end);
-    }
-  }
+  // Most tiles are seen by every row, and then most problems leave nothing to do between products and softmax.
+  const bool whole = source == Source::pages && first >= s.seen_by_all.begin && first + kKeyTile <= s.seen_by_all.end &&
+                     s.plain && task.tensors->cache.rank_one == nullptr;
+  const KeyRange c = whole ? KeyRange{0, kKeyTile} : see(task, first, source, s);
   if (c.begin >= c.end) return;
   if (source == Source::pages && s.words_k) {
     score_words(task, first, c, s);
@@ -188,7 +206,10 @@ void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
     const float* q = source == Source::pages ? task.q_packed : task.q_wide;
     gemm(task.count, d, kKeyTile, q, d, s.k, kKeyStride, s.s, kKeyTile, false);
   }
-  softmax_tile(task, first, source, s, state);
+  for (std::int64_t r = 0; !whole && r < task.count; ++r) {
+    finish_scores(task, task.rows[r], s.seen[r], first, source, s.plain, s.s + r * kKeyTile);
+  }
+  softmax_tile(task, source, s, state);
   if (source == Source::pages) add_page_means(task, first, c, s, state.o);
   accumulate(task, first, source, c, s, state.o);
 }

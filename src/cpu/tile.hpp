@@ -50,7 +50,10 @@ struct Scratch {
   WordRows rows_k, rows_v;     // of those formats, with words_k and words_v
   std::int64_t next_tile = 0;  // first key of the tile that follows
   KeyRange next_keys;          // its keys that some row sees; empty for none
+  KeyRange seen_by_all;        // packed keys that every row sees
   Visible seen[kFewRows];      // of the tile
+  bool plain = false;          // a logit is its product times `scale`, in log2 units; otherwise scale is 1
+  float scale = 1.0F;
   QueryBlock queries;
   float* q_columns = nullptr;  // of many_rows.hpp: queries in panels, then a factor per row
 };
@@ -93,6 +96,8 @@ enum class Source : std::uint8_t { pages, bf16 };
   const std::int64_t behind = std::max(p.begin, p.end);
   return {{clip(k.begin, std::min(k.end, p.begin)), clip(std::max(k.begin, behind), k.end)}};
 }
+/// Prepares a task with few rows for add_tile().
+void start_tiles(const Task& task, Scratch& scratch);
 /// Adds the keys of the tile that are read from `source`.
 void add_tile(const Task& task, std::int64_t first, Source source, Scratch& scratch);
 
