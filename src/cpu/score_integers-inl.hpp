@@ -14,13 +14,15 @@ constexpr int kDigits = 3;  // from the highest
 constexpr float kLargest = 127 * 65536 + 127 * 256 + 127;
 
 /// What a pass needs of a run of words, one after the other: how many words have lowest digits that are not all 0,
-/// these words, the float factor of a key up to which a row leaves its lowest digits out [rows], starts of the sums
-/// (what the offset of the codes adds, taken off) and float scales [digits, rows], then per word of the run the two
-/// higher digits [2 halves, 2, rows] and the lowest [2 halves, rows], four bytes each. Half 0 has the even channels.
+/// these words, the float factor of a key up to which a row leaves its lowest digits out [rows] and the least of these,
+/// starts of the sums (what the offset of the codes adds, taken off) and float scales [digits, rows], then per word of
+/// the run the two higher digits [2 halves, 2, rows] and the lowest [2 halves, rows], four bytes each. Half 0 has the
+/// even channels.
 struct RunLayout {
   std::int64_t run, rows;
   [[nodiscard]] constexpr std::int64_t limits() const { return 1 + run; }
-  [[nodiscard]] constexpr std::int64_t starts() const { return limits() + rows; }
+  [[nodiscard]] constexpr std::int64_t least() const { return limits() + rows; }
+  [[nodiscard]] constexpr std::int64_t starts() const { return least() + 1; }
   [[nodiscard]] constexpr std::int64_t scales() const { return starts() + kDigits * rows; }
   [[nodiscard]] constexpr std::int64_t high() const { return scales() + kDigits * rows; }
   [[nodiscard]] constexpr std::int64_t low() const { return high() + 4 * rows * run; }
@@ -103,6 +105,7 @@ const std::int32_t* pack_integers(const WordRows& k, std::int64_t rows, const fl
     for (std::int64_t w = 0; w < k.words; w += at.run, out += at.size()) {
       for (std::int64_t r = 0; r < count; ++r)
         fits &= pack_row(at, *codes, q + (first + r) * k.words * 8 + w * 8, r, out, slack);
+      out[at.least()] = *std::min_element(out + at.limits(), out + at.limits() + count);  // as floats: none is negative
       out[0] = 0;
       for (std::int64_t i = 0; fits && i < at.run; ++i) {
         const std::int32_t* low = out + at.low() + i * 2 * count;
@@ -163,15 +166,12 @@ template <int kRun, int kRows>
 MPFA_BYTES_ATTR HWY_INLINE void add_low(const std::uint32_t* words, __m512i table, const std::int32_t* q,
                                         const __m512 (&factor)[kGroups], __m512 (&x)[kGroups][kRows]) {
   constexpr RunLayout at{kRun, kRows};
-  __mmask16 matter[kGroups][kRows], any = 0;
-  for (int r = 0; r < kRows; ++r) {
-    const __m512i limit = _mm512_set1_epi32(q[at.limits() + r]);
-    for (int g = 0; g < kGroups; ++g) {
-      // As bits, so that a negative factor or a NaN is above every limit.
-      matter[g][r] = _mm512_cmpgt_epu32_mask(_mm512_castps_si512(factor[g]), limit);
-      any |= matter[g][r];
-    }
-  }
+  // As bits, so that a negative factor or a NaN is above every limit.
+  const auto above = [&](int g, std::int32_t limit) MPFA_BYTES_ATTR {
+    return _mm512_cmpgt_epu32_mask(_mm512_castps_si512(factor[g]), _mm512_set1_epi32(limit));
+  };
+  __mmask16 any = 0;
+  for (int g = 0; g < kGroups; ++g) any |= above(g, q[at.least()]);
   if (any == 0) return;
   __m512i low[kGroups][1][kRows];
   start_sums(q + at.starts() + 2 * kRows, low);
@@ -181,7 +181,8 @@ MPFA_BYTES_ATTR HWY_INLINE void add_low(const std::uint32_t* words, __m512i tabl
   for (int r = 0; r < kRows; ++r) {
     const __m512 scale = _mm512_castsi512_ps(_mm512_set1_epi32(q[at.scales() + 2 * kRows + r]));
     for (int g = 0; g < kGroups; ++g) {
-      x[g][r] = _mm512_mask3_fmadd_ps(_mm512_cvtepi32_ps(low[g][0][r]), scale, x[g][r], matter[g][r]);
+      const __mmask16 matter = above(g, q[at.limits() + r]);
+      x[g][r] = _mm512_mask3_fmadd_ps(_mm512_cvtepi32_ps(low[g][0][r]), scale, x[g][r], matter);
     }
   }
 }

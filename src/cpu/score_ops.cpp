@@ -91,6 +91,36 @@ void transpose_rows(const std::byte* rows, std::int64_t stride, std::int64_t wor
   }
 }
 
+#if HWY_TARGET <= HWY_AVX3
+/// The same for rows of 8 words that follow each other.
+void transpose_narrow(const std::byte* rows, std::uint32_t* out) {
+  constexpr std::int64_t kLine = kGroups * kVector;
+  // From two keys [2, 8 words] each to [4 words, 4 keys], and from there to [2 words, 8 keys]; the second two or four
+  // words are further by a constant.
+  const __m512i by_four = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
+  const __m512i by_eight = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i later_four = _mm512_add_epi32(by_four, _mm512_set1_epi32(4));
+  const __m512i later_eight = _mm512_add_epi32(by_eight, _mm512_set1_epi32(8));
+  __m512i eight[2][4];
+  for (int i = 0; i < 2; ++i, rows += 256) {
+    __m512i four[2][2];
+    for (int n = 0; n < 2; ++n) {
+      const __m512i a = _mm512_loadu_si512(rows + 128 * n), b = _mm512_loadu_si512(rows + 128 * n + 64);
+      four[0][n] = _mm512_permutex2var_epi32(a, by_four, b);
+      four[1][n] = _mm512_permutex2var_epi32(a, later_four, b);
+    }
+    for (int n = 0; n < 2; ++n) {
+      eight[i][2 * n] = _mm512_permutex2var_epi32(four[n][0], by_eight, four[n][1]);
+      eight[i][2 * n + 1] = _mm512_permutex2var_epi32(four[n][0], later_eight, four[n][1]);
+    }
+  }
+  for (int n = 0; n < 4; ++n) {
+    _mm512_store_si512(out + 2 * n * kLine, _mm512_shuffle_i32x4(eight[0][n], eight[1][n], 0x44));
+    _mm512_store_si512(out + (2 * n + 1) * kLine, _mm512_shuffle_i32x4(eight[0][n], eight[1][n], 0xEE));
+  }
+}
+#endif
+
 /// The same for fewer rows: lanes past the last one get words of zeros.
 HWY_NOINLINE void transpose_few(const WordRows& k, std::int64_t first, std::int64_t keys, std::uint32_t* out) {
   HWY_ALIGN std::byte rows[kVector * kMostWords * 4] = {};
@@ -191,6 +221,10 @@ void score_all(const WordRows& k, std::int64_t keys, std::int64_t rows, const Pa
     for (std::int64_t at = 0; at < std::min(keys - j, kStep); at += kVector) {
       if (keys - j - at < kVector) {
         transpose_few(k, j + at, keys - j - at, words + at);
+#if HWY_TARGET <= HWY_AVX3
+      } else if (k.words == 8 && k.row_stride == 32) {
+        transpose_narrow(k.codes + (j + at) * 32, words + at);
+#endif
       } else {
         transpose_rows(k.codes + (j + at) * k.row_stride, k.row_stride, k.words, words + at);
       }
