@@ -81,26 +81,14 @@ struct F32Factor : AnyFactor {
   }
 };
 
-/// Bytes [4 * index, 4 * index + 4) of kKeys rows of `count` words.
-HWY_INLINE W scale_words(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t index) {
+/// Bytes [4 * index, 4 * index + 4) of kKeys rows.
+HWY_INLINE W scale_words(const std::byte* rows, std::int64_t stride, std::int64_t index) {
   const DU du;
   const auto* words = reinterpret_cast<const std::uint32_t*>(rows);
   if (stride == 4) return hn::LoadU(du, words);
-  if (stride == 8 && count == 2) {  // a shorter last row may end where the memory of the caller does
-    const W low = hn::LoadU(du, words), high = hn::LoadU(du, words + kKeys);
-    return index == 0 ? hn::ConcatEven(du, high, low) : hn::ConcatOdd(du, high, low);
-  }
   const hn::RebindToSigned<D> di;
   const auto offsets = hn::Mul(hn::Iota(di, 0), hn::Set(di, static_cast<std::int32_t>(stride)));
   return hn::GatherOffset(du, words + index, offsets);
-}
-
-/// Rows of one or two bytes that adjoin.
-HWY_INLINE W short_rows(const std::byte* rows, std::int64_t stride) {
-  const hn::Rebind<std::uint8_t, D> bytes;
-  const hn::Rebind<std::uint16_t, D> halves;
-  if (stride == 1) return hn::PromoteTo(DU(), hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(rows)));
-  return hn::PromoteTo(DU(), hn::LoadU(halves, reinterpret_cast<const std::uint16_t*>(rows)));
 }
 
 /// Factors of up to kCount blocks of a word to columns of `out`.
@@ -122,18 +110,66 @@ HWY_INLINE void decode_word(W bits, std::int64_t blocks, float* out) {
   }
 }
 
+/// Words of kKeys rows of kRowBytes each that adjoin; rows of one or two bytes are the lowest ones of a word.
+template <int kRowBytes, int kWords>
+HWY_INLINE void load_rows(const std::byte* rows, W (&words)[kWords]) {
+  const DU du;
+  const auto* from = reinterpret_cast<const std::uint32_t*>(rows);
+  const hn::Rebind<std::uint8_t, D> bytes;
+  const hn::Rebind<std::uint16_t, D> halves;
+  if constexpr (kRowBytes == 1)
+    words[0] = hn::PromoteTo(du, hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(rows)));
+  if constexpr (kRowBytes == 2)
+    words[0] = hn::PromoteTo(du, hn::LoadU(halves, reinterpret_cast<const std::uint16_t*>(rows)));
+  if constexpr (kRowBytes == 4) words[0] = hn::LoadU(du, from);
+  if constexpr (kRowBytes == 8) hn::LoadInterleaved2(du, from, words[0], words[1]);
+  if constexpr (kRowBytes == 16) hn::LoadInterleaved4(du, from, words[0], words[1], words[2], words[3]);
+}
+
+template <class Factor>
+HWY_INLINE void decode_any(W bits, std::int64_t blocks, float* out) {
+  if (Factor::usual(bits)) {
+    decode_word<Factor, true>(bits, blocks, out);
+  } else {
+    decode_word<Factor, false>(bits, blocks, out);
+  }
+}
+
+/// columns() for whole vectors of rows that adjoin.
+template <class Factor, int kRowBytes>
+void whole_columns(const ScaleRows& x, float* factors) {
+  if constexpr (kRowBytes % Factor::kBytes == 0) {
+    constexpr int kWords = std::max(kRowBytes / 4, 1);
+    constexpr std::int64_t kBlocks = kRowBytes / kWords / Factor::kBytes;  // of a word
+    for (std::int64_t j = 0; j < x.count; j += kKeys) {
+      W bits[kWords];
+      load_rows<kRowBytes>(x.bytes + j * kRowBytes, bits);
+      for (int w = 0; w < kWords; ++w) decode_any<Factor>(bits[w], kBlocks, factors + w * kBlocks * kKeyTile + j);
+    }
+  }
+}
+
 template <class Factor>
 void columns(const ScaleRows& x, float* factors) {
   constexpr std::int64_t kPerWord = 4 / Factor::kBytes;
   const std::int64_t row_bytes = x.blocks * Factor::kBytes;
   const std::int64_t words = (row_bytes + 3) / 4;
+  if (x.count % kKeys == 0 && x.stride == row_bytes) {
+    switch (row_bytes) {
+      case 1: return whole_columns<Factor, 1>(x, factors);
+      case 2: return whole_columns<Factor, 2>(x, factors);
+      case 4: return whole_columns<Factor, 4>(x, factors);
+      case 8: return whole_columns<Factor, 8>(x, factors);
+      case 16: return whole_columns<Factor, 16>(x, factors);
+      default: break;
+    }
+  }
   HWY_ALIGN std::byte copy[kVector * kMostRowBytes];
   for (std::int64_t j = 0; j < x.count; j += kKeys) {
     const std::byte* rows = x.bytes + j * x.stride;
     std::int64_t stride = x.stride;
     // Whole words of whole vectors are read, which must not reach past the last row.
-    const bool brief = row_bytes <= 2 && stride == row_bytes && x.count - j >= kKeys;
-    if (!brief && (x.count - j < kKeys || row_bytes % 4 != 0)) {
+    if (x.count - j < kKeys || row_bytes % 4 != 0) {
       for (std::int64_t t = 0; t < kKeys; ++t) {
         std::memcpy(copy + t * words * 4, rows + std::min(t, x.count - j - 1) * stride,
                     static_cast<std::size_t>(row_bytes));
@@ -142,15 +178,13 @@ void columns(const ScaleRows& x, float* factors) {
       stride = words * 4;
     }
     for (std::int64_t w = 0; w < words; ++w) {
-      W bits = brief ? short_rows(rows, stride) : scale_words(rows, stride, words, w);
-      float* out = factors + w * kPerWord * kKeyTile + j;
-      if (Factor::usual(bits)) {
-        decode_word<Factor, true>(bits, x.blocks - w * kPerWord, out);
-      } else {
-        decode_word<Factor, false>(bits, x.blocks - w * kPerWord, out);
-      }
+      decode_any<Factor>(scale_words(rows, stride, w), x.blocks - w * kPerWord, factors + w * kPerWord * kKeyTile + j);
     }
   }
+}
+
+/// factors as they are stored, times what all of them share.
+void scale_columns(const ScaleRows& x, float* factors) {
   if (x.multiplier == 1.0F && x.divisor == 1.0F) return;
   for (std::int64_t i = 0; i < x.blocks * kKeyTile; i += kKeys) {
     const V factor = hn::Mul(hn::LoadU(D(), factors + i), hn::Set(D(), x.multiplier));
@@ -161,13 +195,15 @@ void columns(const ScaleRows& x, float* factors) {
 bool FactorColumns(ScaleType type, const ScaleRows& x, float* factors) {
   if (x.blocks * 4 > kMostRowBytes) return false;
   switch (type) {
-    case ScaleType::e8m0: columns<E8m0Factor>(x, factors); return true;
-    case ScaleType::e4m3: columns<E4m3Factor>(x, factors); return true;
+    case ScaleType::e8m0: columns<E8m0Factor>(x, factors); break;
+    case ScaleType::e4m3: columns<E4m3Factor>(x, factors); break;
     case ScaleType::f16:
-    case ScaleType::f16_zero: columns<F16Factor>(x, factors); return true;
-    case ScaleType::f32: columns<F32Factor>(x, factors); return true;
+    case ScaleType::f16_zero: columns<F16Factor>(x, factors); break;
+    case ScaleType::f32: columns<F32Factor>(x, factors); break;
     default: return false;
   }
+  scale_columns(x, factors);
+  return true;
 }
 #else
 bool FactorColumns(ScaleType, const ScaleRows&, float*) {
