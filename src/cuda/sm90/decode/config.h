@@ -50,6 +50,7 @@ struct DecodeConfig {
   static constexpr float kKeyUnit = kKeyInfo.unit, kValueUnit = kValueInfo.unit;
   /// Takes the queries of recipe `mpfa`: centred, rounded to nvfp4, with a rank-one term.
   static constexpr bool kRankOne = kKey == Operand::nvfp4 && kValue == Operand::e4m3;
+  static constexpr bool kDirect = kCase == KernelCase::plain && kRowTileCount == 1;
   static constexpr bool kPlain = kCase == KernelCase::plain, kGeneral = kCase == KernelCase::general;
   static constexpr int kRowTiles = kRowTileCount;  // of 8 query rows: the columns of one MMA
   static constexpr int kRows = 8 * kRowTiles;

@@ -12,13 +12,13 @@
 
 namespace mpfa::sm90 {
 
-/// The lane's share of the pieces of a place.
+/// The lane's share of the pieces of place `i`: row i / kQuads, quad i % kQuads.
 template <class Config>
-__device__ __forceinline__ Partial sum_pieces(const DecodeParams& p, const Piece& piece, int row, int quad) {
-  constexpr int kQuads = Config::kD / 4, kBatch = 4;
-  const std::int64_t first = static_cast<std::int64_t>(piece.slot - piece.index) * Config::kRows + row;
-  const float2* states = p.partial_state + first;
-  const float4* partials = reinterpret_cast<const float4*>(p.partial_out) + first * kQuads + quad;
+__device__ __forceinline__ Partial sum_pieces(const DecodeParams& p, const Piece& piece, int i) {
+  constexpr int kPlaces = Config::kRows * Config::kD / 4, kBatch = 4;
+  const std::int64_t first = static_cast<std::int64_t>(piece.slot - piece.index) * kPlaces + i;
+  const float4* partials = reinterpret_cast<const float4*>(p.partial_out) + first;
+  const float2* states = p.partial_state + first / 8;
   Partial x = no_keys();
 #pragma unroll 1
   for (int k0 = threadIdx.x % 32 / 8; k0 < piece.count; k0 += kShares * kBatch) {
@@ -27,11 +27,19 @@ __device__ __forceinline__ Partial sum_pieces(const DecodeParams& p, const Piece
       const int k = k0 + kShares * j;
       if (j == kBatch) return x;
       if (k >= piece.count) return no_keys();
-      const float2 state = __ldcg(states + k * Config::kRows);
-      return {__ldcg(partials + k * Config::kRows * kQuads), state.x, state.y};
+      const float2 state = __ldcg(states + k * (kPlaces / 8));
+      return {__ldcg(partials + k * kPlaces), state.x, state.y};
     });
   }
   return x;
+}
+
+/// A place's sum over the block, and once for 8 places its maximum and sum of P.
+template <class Config>
+__device__ __forceinline__ void put_partial(const DecodeParams& p, const Piece& piece, int i, const Partial& x) {
+  const std::int64_t at = static_cast<std::int64_t>(piece.slot) * (Config::kRows * Config::kD / 4) + i;
+  reinterpret_cast<float4*>(p.partial_out)[at] = x.out;
+  if (i % 8 == 0) p.partial_state[at / 8] = make_float2(x.max, x.sum);
 }
 
 /// Whether this block is the last one of the piece's output; all threads.
@@ -95,9 +103,7 @@ __device__ __forceinline__ void finish_piece(const DecodeParams& p, const Sequen
     for (int i = place; i < rows * kQuads; i += Config::kThreads / kShares) {  // a multiple of 8: alike in a warp
       const int row = i / kQuads, quad = i % kQuads;
       if (pieces && paired && pair.owner(i) != static_cast<std::uint32_t>(piece.index)) continue;
-      Partial x = !pieces  ? sum_warps(exchange, row, quad)
-                  : paired ? pair.receive(i)
-                           : sum_pieces<Config>(p, piece, row, quad);
+      Partial x = !pieces ? sum_warps(exchange, row, quad) : paired ? pair.receive(i) : sum_pieces<Config>(p, piece, i);
       add_shares(x);
       if (lane >= 8) continue;
       if (pieces || piece.count == 1) {
@@ -105,9 +111,7 @@ __device__ __forceinline__ void finish_piece(const DecodeParams& p, const Sequen
       } else if (paired) {
         pair.send(piece.index, i, x);
       } else {
-        const std::int64_t at = static_cast<std::int64_t>(piece.slot) * Config::kRows;
-        reinterpret_cast<float4*>(p.partial_out)[at * kQuads + i] = x.out;
-        if (quad == 0) p.partial_state[at + row] = make_float2(x.max, x.sum);
+        put_partial<Config>(p, piece, i, x);
       }
     }
     if (pieces || piece.count == 1) break;

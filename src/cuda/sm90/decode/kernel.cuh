@@ -6,167 +6,13 @@
 // finishes last.
 #pragma once
 
+#include "cuda/sm90/decode/direct.cuh"
 #include "cuda/sm90/decode/finish.cuh"
-#include "cuda/sm90/decode/mask.cuh"
-#include "cuda/sm90/decode/nan_values.cuh"
-#include "cuda/sm90/decode/products.cuh"
 #include "cuda/sm90/decode/query.cuh"
-#include "cuda/sm90/decode/rank_one.cuh"
-#include "cuda/sm90/decode/scales.cuh"
 #include "cuda/sm90/decode/schedule.cuh"
-#include "cuda/sm90/decode/softmax.cuh"
-#include "cuda/sm90/decode/tile.cuh"
+#include "cuda/sm90/decode/walk.cuh"
 
 namespace mpfa::sm90 {
-
-/// A warp's way through its tiles of a piece: tile i is computed while the codes of i + 1 and i + 2 are copied; the
-/// scales of i + 1 and the page id of i + 3 are loads in flight.
-template <class Config>
-class Walk {
- public:
-  __device__ __forceinline__ explicit Walk(const DecodeParams& p) : p_(&p), pages_(p) {}
-
-  /// Starts the copies of the first tile of a piece.
-  __device__ __forceinline__ void start(const Work& work, std::uint32_t memory) {
-    pages_.enter(work.piece.b, work.piece.head, work.sequence.end);
-    bad_page_ = false;
-    const int warp = threadIdx.x / 32;
-    const Sequence& s = work.sequence;
-    base_ = s.begin / kTileKeys + work.piece.first_tile + warp;
-    // Tiles that pad an output to a multiple of a fixed split do not exist.
-    const std::int32_t tiles = s.end > s.begin ? min(work.piece.tiles, s.tiles - work.piece.first_tile) : 0;
-    count_ = (tiles - warp + Config::kWarps - 1) / Config::kWarps;
-    Place first{};
-    if (count_ > 0) first = pages_.locate(first_key(0));
-    if (count_ > 1) next_ = pages_.locate(first_key(1));
-    if (count_ > 2) later_ = pages_.locate(first_key(2));
-    if (count_ > 0) {
-      first = checked(first);
-      pages_.copy_codes(memory, first);
-      pages_.load_scales(first, k_row_, v_row_);
-      if constexpr (Config::kRankOne) first_ = first;
-    }
-    ptx::commit_copies();
-  }
-
-  /// Adds all tiles to `state`.
-  __device__ __forceinline__ void run(const Exchange<Config>& exchange, const Work& work, std::uint32_t memory,
-                                      State<Config>& state) {
-    const std::uint32_t key_scales = memory + Config::kWarpBytes - Config::kKScaleBytes - Config::kVScaleBytes;
-    const std::uint32_t value_scales = key_scales + Config::kKScaleBytes;
-    const std::uint32_t queries = ptx::shared_address(exchange.queries);
-    Factors<Config> factors;
-    if constexpr (Config::kRowTiles == 1) load_factors(exchange, factors);
-    // Tiles [full_begin, full_end) of the sequence need no mask.
-    const std::int32_t full_begin = (work.sequence.all_begin + kTileKeys - 1) / kTileKeys;
-    const std::int32_t full_end = max(work.sequence.all_end, 0) / kTileKeys;
-    std::uint32_t key_matrix = matrix_row<Config::kKeyRowBytes>(), codes = memory;
-    ptx::keep_in_register(key_matrix);
-    std::uint32_t value_matrix = key_matrix;
-    if constexpr (Config::kKeyRowBytes != Config::kValueRowBytes) {
-      value_matrix = matrix_row<Config::kValueRowBytes>();
-      ptx::keep_in_register(value_matrix);
-    }
-    if constexpr (Config::kRankOne) {
-      // The first tile's terms are loaded here, where the factors are known.
-      terms_.enter(*p_, work.piece, exchange.factors);
-      if (count_ > 0) terms_.load(*p_, first_);
-    }
-    if (count_ > 1) {
-      next_ = checked(next_);
-      pages_.copy_codes(memory + Config::kStageBytes, next_);
-    }
-    ptx::commit_copies();
-    for (std::int32_t i = 0; i < count_; ++i) {
-      const std::int32_t tile = base_ + i * Config::kWarps;
-      const bool masked = tile < full_begin || tile >= full_end || (Config::kGeneral && p_->mask.data != nullptr);
-      std::uint32_t nan_blocks = 0;
-      if constexpr (Config::kGeneral) {
-        if (p_->mask.data != nullptr) prefetch_mask<Config>(*p_, exchange.row_bias, tile * kTileKeys);
-      }
-      bool unseen = false;  // the lane's key, by every row
-      if (masked) {
-        // Scales of such keys may be anything; zero makes the key's part of P V zero.
-        const std::int32_t key = tile * kTileKeys + static_cast<std::int32_t>(threadIdx.x % 32);
-        unseen = key < work.sequence.begin || key >= work.sequence.end;
-        if (unseen) {
-          k_row_.clear();
-          v_row_.clear();
-        }
-        nan_blocks = take_nan_scales<Config>(v_row_);
-      }
-      Scores<Config> x;
-      if constexpr (Config::kRankOne) {
-        terms_.start(*p_, x);
-      } else {
-        clear_scores<Config>(x);
-      }
-      prepare_key_scales<Config>(*p_, k_row_, key_scales);
-      prepare_value_scales<Config>(*p_, v_row_, value_scales, state);
-      ptx::wait_copies<1>();
-      __syncwarp();
-      if constexpr (Config::kValueInfo.has_nan) {
-        // Their codes may be NaN, which no P of zero takes away.
-        if (unseen) clear_row<Config::kValueRowBytes>(codes + Config::kKeyBytes, threadIdx.x % 32);
-        __syncwarp();
-      }
-      if (i + 1 < count_) {
-        pages_.load_scales(next_, k_row_, v_row_);
-        if constexpr (Config::kRankOne) terms_.load(*p_, next_);
-      }
-      if (i + 2 < count_) {
-        next_ = checked(later_);
-        pages_.copy_codes(codes == memory ? memory + 2 * Config::kStageBytes : codes - Config::kStageBytes, next_);
-        if (i + 3 < count_) later_ = pages_.locate(first_key(i + 3));
-      }
-      ptx::commit_copies();
-
-      score_tile<Config>(codes, key_matrix, key_scales, queries, x);
-      if constexpr (Config::kRowTiles > 1) load_factors(exchange, factors);  // registers are scarce
-      if constexpr (Config::kGeneral) {
-        if (p_->finishes_logits) finish_logits<Config>(*p_, exchange, work.sequence, tile * kTileKeys, x);
-      }
-      if (masked) {
-        mask_scores<Config>(*p_, work.sequence, work.piece.row_block * Config::kRows, tile * kTileKeys, x);
-        if (__any_sync(0xFFFFFFFFU, nan_blocks != 0)) spread_nan<Config>(nan_blocks, x, state);
-      }
-      std::uint32_t probabilities[Config::kRowTiles][2][2];
-      add_probabilities<Config>(*p_, factors, x, value_scales, state, probabilities);
-      add_values<Config>(codes + Config::kKeyBytes, value_matrix, value_scales, probabilities, state);
-      codes = codes == memory + 2 * Config::kStageBytes ? memory : codes + Config::kStageBytes;
-      __syncwarp();
-    }
-    ptx::wait_copies<0>();
-  }
-
-  __device__ __forceinline__ bool bad_page() const { return bad_page_; }
-
- private:
-  __device__ __forceinline__ std::int32_t first_key(std::int32_t i) const {
-    return (base_ + i * Config::kWarps) * kTileKeys;
-  }
-  __device__ __forceinline__ void load_factors(const Exchange<Config>& exchange, Factors<Config>& factors) const {
-#pragma unroll
-    for (int i = 0; i < Config::kRowTiles * 2; ++i) {
-      const float factor = exchange.factors[column_row(i / 2, i % 2)];
-      factors[i / 2][i % 2] = Config::kGeneral && p_->finishes_logits ? 1.0F : factor;
-    }
-  }
-  __device__ __forceinline__ Place checked(Place place) {
-    const bool bad = static_cast<std::uint32_t>(place.page) >= static_cast<std::uint32_t>(p_->num_pages);
-    bad_page_ = bad_page_ || bad;
-    return {bad ? 0 : place.page, place.slot};
-  }
-
-  const DecodeParams* p_;
-  Pages<Config> pages_;
-  std::int32_t base_, count_;
-  Place first_{}, next_{}, later_{};
-  typename Pages<Config>::KeyScales k_row_;
-  typename Pages<Config>::ValueScales v_row_;
-  RankOneTerms<Config> terms_;
-  bool bad_page_ = false;
-};
 
 /// Fetches the page ids of a sequence, at most 1024, to the second-level cache while its length is still being read.
 __device__ __forceinline__ void prefetch_pages(const DecodeParams& p) {
@@ -182,6 +28,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) decode(const __grid_const
   extern __shared__ __align__(128) std::uint8_t shared[];
   const Exchange<Config> exchange(shared);
   const std::uint32_t memory = ptx::shared_address(shared) + (threadIdx.x / 32) * Config::kWarpBytes;
+  if constexpr (Config::kDirect) {
+    if (p.direct != 0 && attend_directly(p, exchange, memory)) return;
+  }
   State<Config> state;
   Walk<Config> walk(p);
   prefetch_pages(p);
@@ -201,14 +50,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1) decode(const __grid_const
     }
     if (!first) finish_piece<Config>(p, done.sequence, done.piece, exchange, state, bad_page);
     if (!more) break;
-    put_query_maxima<Config>(p, work, query, exchange.query_maxima());
     if (p.wide != 0) prefetch_wide<Config>(p, work.sequence, work.piece);
     load_shifts<Config>(p, work.sequence, work.piece, exchange);
     if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.counters, 1);
     if constexpr (Config::kGeneral) load_row_biases<Config>(p, work, exchange.row_bias);
     clear_state<Config>(state);
-    __syncthreads();
-    store_query<Config>(p, work.piece.head, query, exchange.query_maxima(), exchange.queries, exchange.factors);
+    store_query<Config>(p, work, query, exchange.queries, exchange.factors);
     __syncthreads();
     walk.run(exchange, work, memory, state);
   }

@@ -75,9 +75,12 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
   const std::int64_t chunks = l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split) : l.blocks;
   const auto slots = static_cast<std::size_t>(chunks + lines);
-  l.states = align(static_cast<std::size_t>(1 + lines) * sizeof(std::int32_t));
-  l.outs = l.states + align(slots * block_rows * sizeof(float2));
-  l.workspace_bytes = l.outs + align(slots * block_rows * kernel_head_dim(shape.head_dim) * sizeof(float));
+  // Direct calls count the warps of an output, and there are no direct calls of more outputs than blocks.
+  const std::int64_t counted = lines <= l.blocks ? lines * decode_warps(64, 1) : lines;
+  const auto channels = static_cast<std::size_t>(kernel_head_dim(shape.head_dim));
+  l.states = align(static_cast<std::size_t>(1 + counted) * sizeof(std::int32_t));
+  l.outs = l.states + align(slots * block_rows * (channels / 32) * sizeof(float2));
+  l.workspace_bytes = l.outs + align(slots * block_rows * channels * sizeof(float));
   return l;
 }
 
@@ -95,6 +98,11 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.block_div = make_divisor(static_cast<std::uint32_t>(launch.blocks));
   params.splits = launch.blocks / (params.batch * lines);
   params.pairs = params.splits == 2 && params.fixed_split == 0 && launch.blocks % 2 == 0 && may_pair(launch.row_tiles);
+  // A call of one sequence is cut evenly; of several the kernel has to see the lengths. Idle blocks may be 1 of 16.
+  params.direct = params.fixed_split == 0 && params.batch <= 32 && params.splits > 0 &&
+                  params.splits * lines * params.batch * 17 >= launch.blocks * 16 && params.cu_seqlens_q == nullptr &&
+                  params.sequences == nullptr && params.sinks == nullptr && params.softcap == 0.0F &&
+                  params.window_left < 0 && params.window_right < 0 && params.wide == 0;
   params.split_div = make_divisor(static_cast<std::uint32_t>(params.splits));
   params.finishes_logits = params.softcap > 0.0F || params.alibi_slopes != nullptr || params.mask.data != nullptr;
   params.counters = reinterpret_cast<std::int32_t*>(memory + launch.counters);

@@ -36,8 +36,6 @@ struct Exchange {
     work = reinterpret_cast<Work*>(taken + 4);
     schedule = reinterpret_cast<Schedule*>(work + 2);
   }
-  /// Largest magnitudes of query rows; where the first warp's output is later.
-  __device__ float* query_maxima() const { return reinterpret_cast<float*>(ring + 2 * Config::kStageBytes); }
   /// A quad of channels (see value_channel) of a row as a warp has them; the order of quads avoids bank conflicts.
   __device__ float4* out(int warp, int row, int quad) const {
     return reinterpret_cast<float4*>(ring + warp * Config::kWarpBytes + 2 * Config::kStageBytes) +

@@ -1,5 +1,5 @@
-// Query rows on their way to shared memory, as B operands. Every warp prepares some (row tile, chunk) of 8 rows x 32
-// channels, since nothing can begin before they are there.
+// Query rows on their way to shared memory, as B operands. Nothing can begin before they are there, so that several
+// warps prepare them: neighbouring threads have the channels of a row.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -22,14 +22,14 @@ struct RawQuery {
   std::uint32_t q[kOwn][4];
 };
 
-/// Calls f(own index, row of the block, chunk) for the warp's parts.
+/// Calls f(own index, row of the block, chunk) for the thread's parts.
 template <class Config, class F>
 __device__ __forceinline__ void for_query_parts(F&& f) {
-  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
+  const int warp = threadIdx.x / 32, own = threadIdx.x % 32 / 4;
 #pragma unroll
   for (int i = 0; i < RawQuery<Config>::kOwn; ++i) {
-    const int part = warp + i * Config::kWarps;
-    if (part < RawQuery<Config>::kParts) f(i, part / Config::kChunks * 8 + g, part % Config::kChunks);
+    const int part = warp + i * Config::kWarps, place = part * 8 + own;
+    if (part < RawQuery<Config>::kParts) f(i, place / Config::kChunks, place % Config::kChunks);
   }
 }
 
@@ -54,44 +54,43 @@ __device__ __forceinline__ RawQuery<Config> load_query(const DecodeParams& p, co
   return raw;
 }
 
-/// Whether pairs of q are bf16 once put_query_maxima has rounded them.
+/// Whether pairs of q are bf16 once round_query has rounded them.
 template <class Config>
 __device__ __forceinline__ bool query_is_bf16(const DecodeParams& p) {
   return p.q_bf16 || p.round_q_bf16 || (Config::kRankOne && p.round_q != 0);
 }
 
-/// Centres and rounds to nvfp4 or bf16 as the recipe says, and puts the largest magnitudes to `maxima` [row][chunk].
+/// Centres and rounds a part to nvfp4 or bf16 as the recipe says; returns the largest magnitude of its row.
 template <class Config>
-__device__ __forceinline__ void put_query_maxima(const DecodeParams& p, const Work& work, RawQuery<Config>& raw,
-                                                 float* maxima) {
-  for_query_parts<Config>([&](int i, int row, int chunk) {
-    auto& q = raw.q[i];
-    if constexpr (Config::kRankOne) {
-      if (p.round_q != 0) {
-        const std::int32_t r = min(work.piece.row_block * Config::kRows + row, work.sequence.sq * p.group - 1);
-        const float* mean = p.centre_q == 0 || p.sequences == nullptr ? nullptr : p.sequences[work.piece.b].q_mean;
-        const std::int32_t channels = head_dim<Config>(p);
-        const auto channel = chunk * 32 + static_cast<std::int32_t>(threadIdx.x % 4) * 8;
-        if (mean != nullptr) mean += place_row(p, work.piece.head, r).head * channels + channel;
-        round_nvfp4(q, p.q_bf16 != 0, channel < channels ? mean : nullptr);
-      }
+__device__ __forceinline__ float round_query(const DecodeParams& p, const Work& work, int row, int chunk,
+                                             std::uint32_t (&q)[4]) {
+  if constexpr (Config::kRankOne) {
+    if (p.round_q != 0) {
+      const std::int32_t r = min(work.piece.row_block * Config::kRows + row, work.sequence.sq * p.group - 1);
+      const float* mean = p.centre_q == 0 || p.sequences == nullptr ? nullptr : p.sequences[work.piece.b].q_mean;
+      const std::int32_t channels = head_dim<Config>(p);
+      const auto channel = chunk * 32 + static_cast<std::int32_t>(threadIdx.x % 4) * 8;
+      if (mean != nullptr) mean += place_row(p, work.piece.head, r).head * channels + channel;
+      round_nvfp4(q, p.q_bf16 != 0, channel < channels ? mean : nullptr);
     }
-    std::uint32_t largest_pair = 0;
+  }
+  std::uint32_t largest_pair = 0;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (p.round_q_bf16) {
-        const float2 v = unpack_q(q[k], false);
-        const __nv_bfloat162 rounded = __floats2bfloat162_rn(v.x, v.y);
-        q[k] = *reinterpret_cast<const std::uint32_t*>(&rounded);
-      }
-      largest_pair = __vmaxu2(largest_pair, q[k] & 0x7FFF7FFFU);  // magnitudes compare like integers
+  for (int k = 0; k < 4; ++k) {
+    if (p.round_q_bf16) {
+      const float2 v = unpack_q(q[k], false);
+      const __nv_bfloat162 rounded = __floats2bfloat162_rn(v.x, v.y);
+      q[k] = *reinterpret_cast<const std::uint32_t*>(&rounded);
     }
-    const float2 pair = unpack_q(largest_pair, query_is_bf16<Config>(p));
-    float largest = fmaxf(pair.x, pair.y);
-    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
-    if (threadIdx.x % 4 == 0) maxima[row * Config::kChunks + chunk] = largest;
-  });
+    largest_pair = __vmaxu2(largest_pair, q[k] & 0x7FFF7FFFU);  // magnitudes compare like integers
+  }
+  const float2 pair = unpack_q(largest_pair, query_is_bf16<Config>(p));
+  float largest = fmaxf(pair.x, pair.y);
+#pragma unroll
+  for (int i = 1; i < 4 * Config::kChunks; i *= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, i));
+  }
+  return largest;
 }
 
 /// Pairs of a row whose largest magnitude is `largest` become f16 in the order of K's registers; returns what these
@@ -126,23 +125,19 @@ __device__ __forceinline__ float halve_query(const DecodeParams& p, std::uint32_
   return unit;
 }
 
-/// The rows to shared memory, with their factors, after a barrier. For keys in bf16 q is bf16 and stays as it is.
+/// The rows to shared memory, with their factors. For keys in bf16 q is bf16 and stays as it is.
 template <class Config>
-__device__ __forceinline__ void store_query(const DecodeParams& p, std::int32_t head, RawQuery<Config>& raw,
-                                            const float* maxima, uint4* queries, float* factors) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ void store_query(const DecodeParams& p, const Work& work, RawQuery<Config>& raw,
+                                            uint4* queries, float* factors) {
+  const int t = threadIdx.x % 4;
   for_query_parts<Config>([&](int i, int row, int chunk) {
     auto& q = raw.q[i];
+    const float largest = round_query<Config>(p, work, row, chunk, q);
     float unit = 1.0F;
-    if constexpr (Config::kKey != Operand::bf16) {
-      float largest = 0.0F;
-#pragma unroll
-      for (int c = 0; c < Config::kChunks; ++c) largest = fmaxf(largest, maxima[row * Config::kChunks + c]);
-      unit = halve_query<Config>(p, q, largest);
-    }
-    queries[(row / 8 * Config::kChunks + chunk) * 32 + lane] = make_uint4(q[0], q[1], q[2], q[3]);
-    const float global = p.k.global == nullptr ? 1.0F : p.k.global[head];
-    if (chunk == 0 && lane % 4 == 0) factors[row] = p.scale * kLog2E * Config::kKeyUnit * global * unit;
+    if constexpr (Config::kKey != Operand::bf16) unit = halve_query<Config>(p, q, largest);
+    queries[(row / 8 * Config::kChunks + chunk) * 32 + row % 8 * 4 + t] = make_uint4(q[0], q[1], q[2], q[3]);
+    const float global = p.k.global == nullptr ? 1.0F : p.k.global[work.piece.head];
+    if (chunk == 0 && t == 0) factors[row] = p.scale * kLog2E * Config::kKeyUnit * global * unit;
   });
 }
 
