@@ -103,16 +103,30 @@ __device__ __forceinline__ void multiply_add_bf16(float (&c)[4], std::uint32_t a
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/// Adds 1 and gives the value before; orders what the block wrote before a barrier for who sees the sum.
-__device__ __forceinline__ std::int32_t count_arrival(std::int32_t* counter) {
-  std::int32_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+/// Adds n and gives the value before; orders what the thread saw or wrote before for who sees the sum.
+__device__ __forceinline__ std::uint64_t add_acq_rel(std::uint64_t* to, std::uint64_t n) {
+  std::uint64_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(to), "l"(n) : "memory");
   return before;
+}
+/// `desired` if it is `expected`; gives what was found, orders as add_acq_rel.
+__device__ __forceinline__ std::uint64_t compare_and_swap(std::uint64_t* at, std::uint64_t expected,
+                                                          std::uint64_t desired) {
+  std::uint64_t found;
+  asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(found)
+               : "l"(at), "l"(expected), "l"(desired)
+               : "memory");
+  return found;
 }
 
 /// Barrier of all threads of a cluster in two halves.
 __device__ __forceinline__ void arrive_cluster() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+/// Says no more than that the thread is there.
+__device__ __forceinline__ void arrive_cluster_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
 __device__ __forceinline__ void wait_cluster() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");

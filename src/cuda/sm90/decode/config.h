@@ -8,6 +8,7 @@ namespace mpfa::sm90 {
 
 inline constexpr int kTileKeys = 32;
 inline constexpr int kMaxSplits = 512;  // partial results of one row
+inline constexpr int kMostCluster = 8;  // blocks of an output that merge through shared memory
 
 /// Shared memory of a tile's scales as the MMA loops read them, see scales.cuh.
 constexpr int key_scale_bytes(ScaleKind kind, int chunks) {
@@ -67,7 +68,9 @@ struct DecodeConfig {
   static constexpr int kLastStageBytes = kOutBytes > kStageBytes ? kOutBytes : kStageBytes;
   static constexpr int kWarpBytes = 2 * kStageBytes + kLastStageBytes + kKScaleBytes + kVScaleBytes;
   static constexpr int kQueryBytes = kRowTiles * kChunks * 512;
-  static constexpr int kMostSharedBytes = 227 * 1024, kOtherBytes = kQueryBytes + 8 * kRows * 4 + 256;
+  /// What the blocks of a cluster send each other in a direct call: places and their states, see direct.cuh.
+  static constexpr int kClusterBytes = kDirect && kD <= 128 ? kOutBytes + kOutBytes / 16 : 0;
+  static constexpr int kMostSharedBytes = 227 * 1024, kOtherBytes = kQueryBytes + 8 * kRows * 4 + 256 + kClusterBytes;
 
   // One block a multiprocessor: of two, the hardware prefers the older one, which is done long before the other.
   static constexpr int kWarps =

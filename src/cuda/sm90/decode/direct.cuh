@@ -19,6 +19,11 @@ __device__ __forceinline__ DecodeParams direct_params(DecodeParams p) {
   p.softcap = 0.0F;
   p.window_left = p.window_right = -1;
   p.wide = 0;
+  for (std::int64_t* stride :
+       {&p.q_batch, &p.q_row, &p.q_head, &p.out_batch, &p.out_row, &p.out_head, &p.page_table_stride, &p.k.data_head,
+        &p.k.scale_head, &p.v.data_head, &p.v.scale_head}) {
+    *stride = static_cast<std::int32_t>(*stride);
+  }
   return p;
 }
 
@@ -38,14 +43,52 @@ __device__ __forceinline__ Piece direct_piece(const DecodeParams& p) {
 template <class Config>
 __device__ __forceinline__ bool last_warp_of_output(const DecodeParams& p, const Piece& piece) {
   __syncwarp();
-  std::int32_t before = 0;
+  bool last = false;
   if (threadIdx.x % 32 == 0) {
     const std::int32_t output = piece.b * p.kv_heads + piece.head;
-    before = ptx::count_arrival(p.counters + 1 + output * Config::kWarps + static_cast<std::int32_t>(threadIdx.x / 32));
+    last = last_arrival(p.arrivals + output * Config::kWarps + threadIdx.x / 32, piece.count);
   }
-  const bool last = __shfl_sync(0xFFFFFFFFU, before, 0) == piece.count - 1;
+  last = __any_sync(0xFFFFFFFFU, last);
   __syncwarp();
   return last;
+}
+
+/// What the blocks of an output that is a cluster send each other: sums of places. Groups of 8 places belong to the
+/// blocks by turns.
+template <class Config>
+struct ClusterExchange {
+  static constexpr int kPlaces = Config::kRows * Config::kD / 4;
+  float4* outs;      // [block][own place]
+  std::int32_t log;  // of the number of blocks
+
+  __device__ __forceinline__ ClusterExchange(const Exchange<Config>& exchange, std::int32_t log)
+      : outs(reinterpret_cast<float4*>(exchange.ring + Config::kSharedBytes - Config::kClusterBytes)), log(log) {}
+  [[nodiscard]] __device__ __forceinline__ int owner(int i) const { return i / 8 & ((1 << log) - 1); }
+  [[nodiscard]] __device__ __forceinline__ int at(int block, int i) const {
+    return (block * kPlaces >> log) + (i >> (3 + log)) * 8 + i % 8;
+  }
+  [[nodiscard]] __device__ __forceinline__ float2* states() const { return reinterpret_cast<float2*>(outs + kPlaces); }
+  __device__ __forceinline__ void send(int block, int i, const Partial& x) const {
+    ptx::store_remote(ptx::remote_address(ptx::shared_address(outs + at(block, i)), owner(i)), x.out);
+    if (i % 8 != 0) return;
+    ptx::store_remote(ptx::remote_address(ptx::shared_address(states() + at(block, i) / 8), owner(i)),
+                      make_float2(x.max, x.sum));
+  }
+  /// The lane's share.
+  [[nodiscard]] __device__ __forceinline__ Partial receive(int i) const {
+    return gather<kMostCluster / kShares>([&](int k) -> Partial {
+      const int block = static_cast<int>(threadIdx.x) % 32 / 8 + kShares * k;
+      if (block >> log != 0) return no_keys();
+      const float2 state = states()[at(block, i) / 8];
+      return {outs[at(block, i)], state.x, state.y};
+    });
+  }
+};
+
+/// Whether the pieces of the output are merged in shared memory; then blocks without tiles take part.
+template <class Config>
+__device__ __forceinline__ bool clustered(const DecodeParams& p, const Piece& piece) {
+  return Config::kClusterBytes > 0 && p.cluster_log > 0 && piece.count > 1;
 }
 
 /// The last sum of a piece: partial results of warps, then of blocks. Warp w of every block has the same places, and
@@ -57,27 +100,24 @@ __device__ __forceinline__ void finish_directly(const DecodeParams& p, const Wor
   const Piece& piece = work.piece;
   const std::int32_t places = min(Config::kRows, p.sq * p.group) * kQuads;
   const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 8 + lane % 8;
-  const PairExchange<Config> pair{exchange.ring};
-  const bool paired = Config::kPairs && piece.paired != 0;
+  const ClusterExchange<Config> cluster(exchange, p.cluster_log);
+  const bool merges = clustered<Config>(p, piece);
   put_warp<Config>(exchange, state, bad_page, places / kQuads);
   __syncthreads();
   if (piece.count > 1) {
-    if (paired) {
-      ptx::arrive_cluster();  // the copies into this block's stages are done and read
-      ptx::wait_cluster();
-    }
+    if (merges) ptx::wait_cluster();  // all blocks have begun
 #pragma unroll 1
     for (int i = first; i < places; i += kStep) {
       Partial x = sum_warps(exchange, i / kQuads, i % kQuads);
       add_shares(x);
       if (lane >= 8) continue;
-      if (paired) {
-        pair.send(piece.index, i, x);
+      if (merges) {
+        cluster.send(piece.index, i, x);
       } else {
         put_partial<Config>(p, piece, i, x);
       }
     }
-    if (paired) {
+    if (merges) {
       ptx::arrive_cluster();
       ptx::wait_cluster();
     } else if (!last_warp_of_output<Config>(p, piece)) {
@@ -86,9 +126,9 @@ __device__ __forceinline__ void finish_directly(const DecodeParams& p, const Wor
   }
 #pragma unroll 1
   for (int i = first; i < places; i += kStep) {
-    if (paired && pair.owner(i) != static_cast<std::uint32_t>(piece.index)) continue;
+    if (merges && cluster.owner(i) != piece.index) continue;
     Partial x = piece.count == 1 ? sum_warps(exchange, i / kQuads, i % kQuads)
-                : paired         ? pair.receive(i)
+                : merges         ? cluster.receive(i)
                                  : sum_pieces<Config>(p, piece, i);
     add_shares(x);
     if (lane < 8) store_row<Config>(p, work.sequence, piece, i / kQuads, i % kQuads, x, 0.0F);
@@ -110,10 +150,12 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
   std::int64_t lengths = 0;
   if (lane < p.batch) lengths = p.lengths[lane];
   Walk<Config> walk(p);
-  walk.enter(piece, 0, warp * p.splits + piece.index, Config::kWarps * p.splits);
+  walk.enter(piece.b, 0, warp * p.splits + piece.index, Config::kWarps * p.splits);
   walk.ask((p.max_kv - 1) / kTileKeys);
   s.sq = p.sq;
   RawQuery<Config> query = load_query<Config>(p, work);
+  const float global = key_global(p, piece.head);
+  walk.open(piece.head);
 
   const auto length = static_cast<std::int32_t>(max(min(lengths, std::int64_t{p.max_kv}), std::int64_t{0}));
   if (p.batch > 1) {
@@ -126,15 +168,16 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
   if (p.causal) s.all_end = min(s.length, s.length - s.sq + 1);
   s.tiles = (s.length + kTileKeys - 1) / kTileKeys;
   piece.count = min(p.splits, max(s.tiles, 1));
-  piece.paired = p.pairs != 0 && piece.count == 2 ? 1 : 0;
-  if (!there || piece.index >= piece.count) return true;
+  const bool merges = clustered<Config>(p, piece);
+  if (!there || (piece.index >= piece.count && !merges)) return true;
+  if (merges) ptx::arrive_cluster_relaxed();
   const auto tiles =
       static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(s.tiles - piece.index + p.splits - 1), p.split_div));
+  store_query<Config>(p, work, global, query, exchange);
   walk.start_copies((tiles - warp + Config::kWarps - 1) / Config::kWarps, memory);
 
   State<Config> state;
   clear_state<Config>(state);
-  store_query<Config>(p, work, query, exchange.queries, exchange.factors);
   __syncthreads();
   walk.run(exchange, work, memory, state);
   finish_directly<Config>(p, work, exchange, state, walk.bad_page());

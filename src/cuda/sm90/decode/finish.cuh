@@ -42,13 +42,38 @@ __device__ __forceinline__ void put_partial(const DecodeParams& p, const Piece& 
   if (i % 8 == 0) p.partial_state[at / 8] = make_float2(x.max, x.sum);
 }
 
+/// Whether a word of arrivals has the mark of its address in the upper 48 bits.
+__device__ __forceinline__ bool is_marked(std::uint64_t word, std::uint64_t mark) {
+  return (word ^ mark) >> 16 == 0;
+}
+/// Adds one to a word that may be without mark, which is none; gives the marked word before.
+__device__ __forceinline__ std::uint64_t count_unmarked(std::uint64_t* counter, std::uint64_t mark) {
+  for (std::uint64_t seen = mark;;) {
+    const std::uint64_t before = is_marked(seen, mark) ? seen : mark;
+    const std::uint64_t found = ptx::compare_and_swap(counter, seen, before + 1);
+    if (found == seen) return before;
+    seen = found;
+  }
+}
+/// Counts the arrivals at an output whose counter nobody has cleared: a word without mark is what lay in the workspace
+/// before the call. Orders what the thread has written or seen written for who counts later. True for the last of
+/// `count`, which also leaves the counter as the next call likes it best.
+__device__ __forceinline__ bool last_arrival(std::uint64_t* counter, std::int32_t count) {
+  const std::uint64_t mark = (reinterpret_cast<std::uint64_t>(counter) << 16) ^ 0x9E3779B97F4A0000U;
+  std::uint64_t before = ptx::add_acq_rel(counter, 1);
+  if (!is_marked(before, mark)) before = count_unmarked(counter, mark);
+  if (before - mark != static_cast<std::uint64_t>(count) - 1) return false;
+  *counter = mark;
+  return true;
+}
+
 /// Whether this block is the last one of the piece's output; all threads.
 __device__ __forceinline__ bool last_of_output(const DecodeParams& p, const Piece& piece) {
   __syncthreads();
   bool last = false;
   if (threadIdx.x == 0) {
     const std::int32_t output = (piece.b * p.row_blocks + piece.row_block) * p.kv_heads + piece.head;
-    last = ptx::count_arrival(p.counters + 1 + output) == piece.count - 1;
+    last = last_arrival(p.arrivals + output, piece.count);
   }
   return __syncthreads_or(last ? 1 : 0) != 0;
 }

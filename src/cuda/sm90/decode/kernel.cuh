@@ -52,10 +52,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) decode(const __grid_const
     if (!more) break;
     if (p.wide != 0) prefetch_wide<Config>(p, work.sequence, work.piece);
     load_shifts<Config>(p, work.sequence, work.piece, exchange);
-    if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.counters, 1);
+    if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.taken, 1);
     if constexpr (Config::kGeneral) load_row_biases<Config>(p, work, exchange.row_bias);
     clear_state<Config>(state);
-    store_query<Config>(p, work, query, exchange.queries, exchange.factors);
+    store_query<Config>(p, work, key_global(p, work.piece.head), query, exchange);
     __syncthreads();
     walk.run(exchange, work, memory, state);
   }

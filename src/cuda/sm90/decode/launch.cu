@@ -27,6 +27,25 @@ DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_
   return kernel_for<256>(operands, row_tiles, kind, kAll);
 }
 
+/// Whether 32 bits hold all strides, which saves instructions.
+bool has_narrow_strides(const DecodeParams& p) {
+  for (const std::int64_t stride :
+       {p.q_batch, p.q_row, p.q_head, p.out_batch, p.out_row, p.out_head, p.page_table_stride, p.k.data_head,
+        p.k.scale_head, p.v.data_head, p.v.scale_head}) {
+    if (stride != static_cast<std::int32_t>(stride)) return false;
+  }
+  return true;
+}
+
+/// Whether the plain kernel for one row tile may go the short way. A call of one sequence is cut evenly; of several the
+/// kernel has to see the lengths. Idle blocks may be 1 of 16.
+bool may_be_direct(const DecodeParams& p, std::int32_t blocks) {
+  const bool cut = p.fixed_split == 0 && p.batch <= 32 && p.splits * p.batch * p.kv_heads * 17 >= blocks * 16;
+  const bool rare = p.cu_seqlens_q != nullptr || p.sequences != nullptr || p.sinks != nullptr || p.window_left >= 0 ||
+                    p.window_right >= 0;
+  return cut && !rare && has_narrow_strides(p);
+}
+
 constexpr std::size_t align(std::size_t n) {
   return (n + 255) / 256 * 256;
 }
@@ -78,7 +97,8 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   // Direct calls count the warps of an output, and there are no direct calls of more outputs than blocks.
   const std::int64_t counted = lines <= l.blocks ? lines * decode_warps(64, 1) : lines;
   const auto channels = static_cast<std::size_t>(kernel_head_dim(shape.head_dim));
-  l.states = align(static_cast<std::size_t>(1 + counted) * sizeof(std::int32_t));
+  l.arrivals = align(sizeof(std::int32_t));
+  l.states = l.arrivals + align(static_cast<std::size_t>(counted) * sizeof(std::uint64_t));
   l.outs = l.states + align(slots * block_rows * (channels / 32) * sizeof(float2));
   l.workspace_bytes = l.outs + align(slots * block_rows * channels * sizeof(float));
   return l;
@@ -96,38 +116,45 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   const std::int32_t lines = params.kv_heads * launch.row_blocks;
   params.line_div = make_divisor(static_cast<std::uint32_t>(lines));
   params.block_div = make_divisor(static_cast<std::uint32_t>(launch.blocks));
-  params.splits = launch.blocks / (params.batch * lines);
-  params.pairs = params.splits == 2 && params.fixed_split == 0 && launch.blocks % 2 == 0 && may_pair(launch.row_tiles);
-  // A call of one sequence is cut evenly; of several the kernel has to see the lengths. Idle blocks may be 1 of 16.
-  params.direct = params.fixed_split == 0 && params.batch <= 32 && params.splits > 0 &&
-                  params.splits * lines * params.batch * 17 >= launch.blocks * 16 && params.cu_seqlens_q == nullptr &&
-                  params.sequences == nullptr && params.sinks == nullptr && params.softcap == 0.0F &&
-                  params.window_left < 0 && params.window_right < 0 && params.wide == 0;
-  params.split_div = make_divisor(static_cast<std::uint32_t>(params.splits));
   params.finishes_logits = params.softcap > 0.0F || params.alibi_slopes != nullptr || params.mask.data != nullptr;
-  params.counters = reinterpret_cast<std::int32_t*>(memory + launch.counters);
-  params.partial_state = reinterpret_cast<float2*>(memory + launch.states);
-  params.partial_out = reinterpret_cast<float*>(memory + launch.outs);
   const bool general = params.finishes_logits != 0 || shape.head_dim != kernel_head_dim(shape.head_dim);
   const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
+  params.splits = launch.blocks / (params.batch * lines);
+  params.pairs = params.splits == 2 && params.fixed_split == 0 && launch.blocks % 2 == 0 && may_pair(launch.row_tiles);
+  params.direct = kind == KernelCase::plain && launch.row_tiles == 1 && may_be_direct(params, launch.blocks);
+  std::int32_t blocks = launch.blocks;
+  if (params.direct != 0 && shape.head_dim <= 128) {
+#ifdef V_C8
+    if (params.batch == 1 && shape.max_kv <= V_C8 && params.splits > 8 && lines * 8 <= 112)
+      params.splits = 8, blocks = lines * 8, params.cluster_log = 3;
+#endif
+    if (params.pairs != 0) params.cluster_log = 1;
+  }
+  params.split_div = make_divisor(static_cast<std::uint32_t>(params.splits));
+  params.taken = reinterpret_cast<std::int32_t*>(memory);
+  params.arrivals = reinterpret_cast<std::uint64_t*>(memory + launch.arrivals);
+  params.partial_state = reinterpret_cast<float2*>(memory + launch.states);
+  params.partial_out = reinterpret_cast<float*>(memory + launch.outs);
   const DecodeKernel kernel = kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind);
   if (const cudaError_t e =
           cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
       e != cudaSuccess) {
     return e;
   }
-  const cudaError_t e = cudaMemsetAsync(params.counters, 0, launch.states - launch.counters, stream);
-  if (e != cudaSuccess) return e;
-  cudaLaunchAttribute pairs{};
-  pairs.id = cudaLaunchAttributeClusterDimension;
-  pairs.val.clusterDim = {2, 1, 1};
+  if (params.fixed_split > 0) {
+    const cudaError_t e = cudaMemsetAsync(params.taken, 0, sizeof(std::int32_t), stream);
+    if (e != cudaSuccess) return e;
+  }
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {params.cluster_log > 0 ? 1U << params.cluster_log : 2U, 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(launch.blocks);
+  config.gridDim = dim3(blocks);
   config.blockDim = dim3(kernel.threads);
   config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
   config.stream = stream;
-  config.attrs = &pairs;
-  config.numAttrs = params.pairs != 0 ? 1 : 0;
+  config.attrs = &cluster;
+  config.numAttrs = params.pairs != 0 || params.cluster_log > 0 ? 1 : 0;
   void* arguments[] = {&params};
   return cudaLaunchKernelExC(&config, kernel.function, arguments);
 }

@@ -22,7 +22,7 @@ struct DecodeShape {
 
 struct DecodeLaunch {
   std::int32_t row_tiles = 0, row_blocks = 0, blocks = 0, least_chunk = 0, fixed_split = 0;
-  std::size_t counters = 0, states = 0, outs = 0;  // offsets in the workspace
+  std::size_t arrivals = 0, states = 0, outs = 0;  // offsets in the workspace
   std::size_t workspace_bytes = 0;
 };
 
@@ -39,8 +39,8 @@ void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& 
 /// Fixes grid and workspace for any lengths up to max_kv on a device with `multiprocessors`.
 [[nodiscard]] DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors);
 
-/// Enqueues the kernel (and the clearing of its counters) on `stream`. Fills the fields of `params` that come from the
-/// plan and the workspace.
+/// Enqueues the kernel (and, of fixed splits, the clearing of a counter) on `stream`. Fills the fields of `params` that
+/// come from the plan and the workspace.
 [[nodiscard]] cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, DecodeParams params,
                                         void* workspace, cudaStream_t stream);
 

@@ -72,10 +72,12 @@ struct DecodeParams {
 
   std::int32_t splits;       // blocks of every output if all are equally long; 0: more outputs than blocks
   std::int32_t direct;       // 1: outputs may be cut by constants alone, see direct.cuh
+  std::int32_t cluster_log;  // of a direct call: 2^cluster_log blocks of an output are a cluster
   std::int32_t pairs;        // 1: two splits of an output are a cluster
   std::int32_t fixed_split;  // tiles of a split; 0: chosen from the lengths, so that every block is busy
   std::int32_t least_chunk;  // tiles: no row has more than kMaxSplits partial results
-  std::int32_t* counters;    // [1 + batch * kv_heads * row_blocks], zero at the start
+  std::int32_t* taken;       // chunks that blocks drew after their first one, zero at the start; of fixed splits
+  std::uint64_t* arrivals;   // [batch * kv_heads * row_blocks, warps of direct calls], see last_arrival
   float* partial_out;        // [max_items, rows, d] not normalised
   float2* partial_state;     // [max_items, rows, d / 32] (maximum in the log2 domain, sum)
 };

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/decode/merge.cuh"
 #include "cuda/sm90/decode/round_query.cuh"
 #include "cuda/sm90/decode/schedule.cuh"
 #include "cuda/sm90/decode/softmax.cuh"
@@ -25,7 +26,8 @@ struct RawQuery {
 /// Calls f(own index, row of the block, chunk) for the thread's parts.
 template <class Config, class F>
 __device__ __forceinline__ void for_query_parts(F&& f) {
-  const int warp = threadIdx.x / 32, own = threadIdx.x % 32 / 4;
+  // From the last warp on, which has the fewest tiles.
+  const int warp = Config::kWarps - 1 - static_cast<int>(threadIdx.x / 32), own = threadIdx.x % 32 / 4;
 #pragma unroll
   for (int i = 0; i < RawQuery<Config>::kOwn; ++i) {
     const int part = warp + i * Config::kWarps, place = part * 8 + own;
@@ -99,9 +101,9 @@ __device__ __forceinline__ float round_query(const DecodeParams& p, const Work& 
 template <class Config>
 __device__ __forceinline__ float halve_query(const DecodeParams& p, std::uint32_t (&q)[4], float largest) {
   // Exponent field of the largest element; its inverse stays a normal number.
-  const int field = min(max(static_cast<int>(__float_as_uint(largest) >> 23), 24), 254);
-  const float lift = __uint_as_float(static_cast<std::uint32_t>(min(254 - field + 14, 254)) << 23);
-  float unit = 1.0F / lift;
+  const std::uint32_t field = min(max(__float_as_uint(largest) >> 23, 24U), 254U);
+  const float lift = __uint_as_float((268U - field) << 23);
+  float unit = __uint_as_float((field - 14U) << 23);  // 1 / lift
   float v[8];
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
@@ -125,19 +127,23 @@ __device__ __forceinline__ float halve_query(const DecodeParams& p, std::uint32_
   return unit;
 }
 
+/// What K's scales are to be multiplied by.
+__device__ __forceinline__ float key_global(const DecodeParams& p, std::int32_t head) {
+  return p.k.global == nullptr ? 1.0F : p.k.global[head];
+}
+
 /// The rows to shared memory, with their factors. For keys in bf16 q is bf16 and stays as it is.
 template <class Config>
-__device__ __forceinline__ void store_query(const DecodeParams& p, const Work& work, RawQuery<Config>& raw,
-                                            uint4* queries, float* factors) {
+__device__ __forceinline__ void store_query(const DecodeParams& p, const Work& work, float global,
+                                            RawQuery<Config>& raw, const Exchange<Config>& exchange) {
   const int t = threadIdx.x % 4;
   for_query_parts<Config>([&](int i, int row, int chunk) {
     auto& q = raw.q[i];
     const float largest = round_query<Config>(p, work, row, chunk, q);
     float unit = 1.0F;
     if constexpr (Config::kKey != Operand::bf16) unit = halve_query<Config>(p, q, largest);
-    queries[(row / 8 * Config::kChunks + chunk) * 32 + row % 8 * 4 + t] = make_uint4(q[0], q[1], q[2], q[3]);
-    const float global = p.k.global == nullptr ? 1.0F : p.k.global[work.piece.head];
-    if (chunk == 0 && t == 0) factors[row] = p.scale * kLog2E * Config::kKeyUnit * global * unit;
+    exchange.queries[(row / 8 * Config::kChunks + chunk) * 32 + row % 8 * 4 + t] = make_uint4(q[0], q[1], q[2], q[3]);
+    if (chunk == 0 && t == 0) exchange.factors[row] = p.scale * kLog2E * Config::kKeyUnit * global * unit;
   });
 }
 

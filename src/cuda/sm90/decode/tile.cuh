@@ -60,10 +60,15 @@ class Pages {
 
   __device__ __forceinline__ explicit Pages(const DecodeParams& p) : p_(&p) {}
 
-  __device__ __forceinline__ void enter(std::int32_t b, std::int32_t head, std::int32_t length) {
+  /// Keys of sequence b up to `end`; before locate.
+  __device__ __forceinline__ void enter(std::int32_t b, std::int32_t end) {
+    table_ = p_->page_table + b * p_->page_table_stride;
+    last_ = end - 1;
+    ptx::keep_in_register(table_);
+  }
+  /// Before copy_codes and load_scales.
+  __device__ __forceinline__ void open(std::int32_t head) {
     const DecodeParams& p = *p_;
-    table_ = p.page_table + b * p.page_table_stride;
-    last_ = length - 1;
     const std::uint32_t lane = threadIdx.x % 32;
     k_ = p.k.data + head * p.k.data_head + lane % kKeyChunks * 16U;
     v_ = p.v.data + head * p.v.data_head + lane % kValueChunks * 16U;
@@ -79,7 +84,6 @@ class Pages {
     ptx::keep_in_register(v_);
     ptx::keep_in_register(k_scales_);
     ptx::keep_in_register(v_scales_);
-    ptx::keep_in_register(table_);
     copy_key_to_ = code_offset<Config::kKeyRowBytes>(lane / kKeyChunks, lane % kKeyChunks);
     ptx::keep_in_register(copy_key_to_);
     copy_value_to_ = copy_key_to_;

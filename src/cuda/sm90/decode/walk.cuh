@@ -24,7 +24,8 @@ class Walk {
   __device__ __forceinline__ void start(const Work& work, std::uint32_t memory) {
     const int warp = threadIdx.x / 32;
     const Sequence& s = work.sequence;
-    enter(work.piece, s.end, s.begin / kTileKeys + work.piece.first_tile + warp, Config::kWarps);
+    enter(work.piece.b, s.end, s.begin / kTileKeys + work.piece.first_tile + warp, Config::kWarps);
+    open(work.piece.head);
     // Tiles that pad an output to a multiple of a fixed split do not exist.
     const std::int32_t tiles = s.end > s.begin ? min(work.piece.tiles, s.tiles - work.piece.first_tile) : 0;
     const std::int32_t count = (tiles - warp + Config::kWarps - 1) / Config::kWarps;
@@ -33,11 +34,13 @@ class Walk {
   }
 
   /// The warp's tiles are `base`, `base + step` and so on, of a sequence with keys up to `end`.
-  __device__ __forceinline__ void enter(const Piece& piece, std::int32_t end, std::int32_t base, std::int32_t step) {
-    pages_.enter(piece.b, piece.head, end);
+  __device__ __forceinline__ void enter(std::int32_t b, std::int32_t end, std::int32_t base, std::int32_t step) {
+    pages_.enter(b, end);
     base_ = base, step_ = step;
     bad_page_ = false;
   }
+  /// Before start_copies.
+  __device__ __forceinline__ void open(std::int32_t head) { pages_.open(head); }
   /// Asks for the page ids of the first three tiles up to tile `last`.
   __device__ __forceinline__ void ask(std::int32_t last) {
     if (base_ <= last) first_ = pages_.locate(first_key(0));
