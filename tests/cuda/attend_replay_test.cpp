@@ -79,6 +79,31 @@ TEST_P(Replays, ReadWhatIsThereThen) {
   }
 }
 
+/// The same with more outputs than multiprocessors, which repeated calls give the same bits.
+TEST_P(Replays, OfManySequencesReadWhatIsThereThen) {
+  constexpr std::int64_t kBatch = 80, kKeys = 400;
+  const Tensor k = gaussian({kBatch, kKeys, 2, 128}, 1);
+  Case c(gaussian({kBatch, 1, 8, 128}, 2), k, gaussian(k.shape, 3), {GetParam(), 64, {}});
+  DeviceCall call(c);
+  ASSERT_TRUE(call.prepare().ok());
+  call.memory().set(call.lengths(), std::vector<std::int64_t>(kBatch, 1));
+  const Stream stream;
+  const Graph graph(call, stream);
+  for (const std::int64_t n : {1, 100, 399, 400}) {
+    std::vector<std::int64_t> lengths(kBatch, n);
+    for (const bool ragged : {false, true}) {
+      for (std::int64_t b = 0; ragged && b < kBatch; ++b) lengths[b] = b * n % kKeys;
+      call.memory().set(call.lengths(), lengths);
+      graph.replay(stream);
+      const std::vector<std::uint64_t> replayed = result_bits(call);
+      ASSERT_TRUE(call.enqueue(stream.get()).ok());
+      stream.wait();
+      EXPECT_EQ(result_bits(call), replayed) << "length " << n;
+      EXPECT_TRUE(call.memory().intact());
+    }
+  }
+}
+
 /// A larger call between capture and replay takes nothing from the captured one.
 TEST_P(Replays, OutliveLargerCalls) {
   const Tensor k = gaussian({1, 500, 2, 128}, 4);

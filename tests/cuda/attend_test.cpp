@@ -39,6 +39,19 @@ TEST_P(Recipes, VerifyStepWithWindowSinksAndSoftcap) {
   expect_matches(c);
 }
 
+/// 160 outputs and 280, equally long or ragged: the warps of a block are two or four teams.
+TEST_P(Recipes, MoreOutputsThanMultiprocessors) {
+  for (const std::int64_t batch : {80, 140}) {
+    for (const bool ragged : {false, true}) {
+      std::vector<std::int64_t> lengths(static_cast<std::size_t>(batch), 90);
+      for (std::size_t b = 0; ragged && b < lengths.size(); ++b) lengths[b] = b * 37 % 91;
+      Case c(gaussian({batch, 1, 8, 64}, 11), gaussian({batch, 90, 2, 64}, 12), gaussian({batch, 90, 2, 64}, 13),
+             {GetParam(), 32, lengths, global_of(GetParam())});
+      expect_matches(c);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, Recipes,
                          testing::Values("mxfp4", "mxfp4_ocp", "kv=mxfp4_ceil,p=bf16", "nvfp4", "nvfp4_4over6", "bf16",
                                          "int4", "kv=int4,p=bf16,centre=mean", "kv=int4_g32,p=bf16",
@@ -82,6 +95,14 @@ TEST_P(WideTokens, LongSequencesInManyPieces) {
   Case c(gaussian({1, 2, 8, 128}, 7), gaussian({1, 9000, 2, 128}, 8), gaussian({1, 9000, 2, 128}, 9),
          {GetParam(), 64, {}});
   c.problem.causal = true;
+  expect_matches(c);
+}
+
+TEST_P(WideTokens, MoreOutputsThanMultiprocessors) {
+  std::vector<std::int64_t> lengths(140);
+  for (std::size_t b = 0; b < lengths.size(); ++b) lengths[b] = b * 37 % 131;
+  Case c(gaussian({140, 1, 8, 64}, 14), gaussian({140, 130, 2, 64}, 15), gaussian({140, 130, 2, 64}, 16),
+         {GetParam(), 32, lengths});
   expect_matches(c);
 }
 

@@ -70,11 +70,30 @@ void check_formats(const char* k, const char* v, int head_dim) {
   run("sinks", [](CaseShape& s) { s.batch = 2, s.lengths = {900, 0}, s.sinks = true; });
   run("fixed split", [](CaseShape& s) { s.batch = 3, s.lengths = {5000, 100, 2048}, s.fixed_split_keys = 512; });
 
+  // From 192 to 1040 outputs: two and four teams a block, one whole output for each, or parts, or several.
+  for (const int batch : {24, 32, 40, 64, 130}) {
+    char name[40];
+    std::snprintf(name, sizeof(name), "%d sequences", batch);
+    run(name, [&](CaseShape& s) { s.batch = batch, s.lengths.assign(batch, 270); });
+    std::snprintf(name, sizeof(name), "%d ragged sequences", batch);
+    const auto ragged = [&](CaseShape& s) {
+      s.batch = batch, s.lengths.assign(batch, 0);
+      for (int b = 0; b < batch; ++b) s.lengths[b] = b == 7 ? 1500 : b * 73 % 311;
+    };
+    run(name, ragged);
+    run("with windows and sinks", [&](CaseShape& s) {
+      ragged(s);
+      s.sq = 2, s.causal = true, s.window_left = 150, s.sinks = true;
+    });
+  }
+
   // One plan for every length up to its capacity, lengths read on the device.
-  DecodeCase replay(with([](CaseShape& s) { s.lengths = {4000}; }), 5);
-  for (const std::int64_t n : {1, 31, 33, 257, 3999}) {
-    replay.set_lengths({n});
-    expect("replay at another length", replay);
+  for (const int batch : {1, 32}) {
+    DecodeCase replay(with([&](CaseShape& s) { s.batch = batch, s.lengths.assign(batch, 4000); }), 5);
+    for (const std::int64_t n : {1, 31, 33, 257, 3999}) {
+      replay.set_lengths(std::vector<std::int64_t>(batch, n));
+      expect("replay at another length", replay);
+    }
   }
 }
 

@@ -103,6 +103,22 @@ __device__ __forceinline__ void multiply_add_bf16(float (&c)[4], std::uint32_t a
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/// Barrier `id` of as many threads of the block, whole warps.
+template <int kThreads>
+__device__ __forceinline__ void sync_some(int id) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+/// The same, and whether x is true for one of them.
+template <int kThreads>
+__device__ __forceinline__ bool any_of_some(int id, bool x) {
+  int any;
+  asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; barrier.red.or.pred p, %1, %2, p; selp.s32 %0, 1, 0, p;}"
+               : "=r"(any)
+               : "r"(id), "n"(kThreads), "r"(x ? 1 : 0)
+               : "memory");
+  return any != 0;
+}
+
 /// Adds n and gives the value before; orders what the thread saw or wrote before for who sees the sum.
 __device__ __forceinline__ std::uint64_t add_acq_rel(std::uint64_t* to, std::uint64_t n) {
   std::uint64_t before;

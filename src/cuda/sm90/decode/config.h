@@ -42,7 +42,9 @@ constexpr int choose_warps(int by_registers, int by_memory) {
 /// row tile. general: also softcap, ALiBi, mask tensors and head dims below kD.
 enum class KernelCase { plain, paged, general };
 
-template <int kHeadDim, Operand kKeyOperand, Operand kValueOperand, int kRowTileCount, KernelCase kCase>
+/// kTeamCount: teams of warps in a block, see team.cuh.
+template <int kHeadDim, Operand kKeyOperand, Operand kValueOperand, int kRowTileCount, KernelCase kCase,
+          int kTeamCount = 1>
 struct DecodeConfig {
   static constexpr int kD = kHeadDim;
   static constexpr Operand kKey = kKeyOperand, kValue = kValueOperand;
@@ -69,17 +71,23 @@ struct DecodeConfig {
   static constexpr int kWarpBytes = 2 * kStageBytes + kLastStageBytes + kKScaleBytes + kVScaleBytes;
   static constexpr int kQueryBytes = kRowTiles * kChunks * 512;
   /// What the blocks of a cluster send each other in a direct call: places and their states, see direct.cuh.
-  static constexpr int kClusterBytes = kDirect && kD <= 128 ? kOutBytes + kOutBytes / 16 : 0;
+  static constexpr int kClusterBytes = kDirect && kTeamCount == 1 && kD <= 128 ? kOutBytes + kOutBytes / 16 : 0;
   static constexpr int kMostSharedBytes = 227 * 1024, kOtherBytes = kQueryBytes + 8 * kRows * 4 + 256 + kClusterBytes;
 
   // One block a multiprocessor: of two, the hardware prefers the older one, which is done long before the other.
-  static constexpr int kWarps =
-      choose_warps(decode_warps(kD, kRowTiles), (kMostSharedBytes - kOtherBytes) / (kWarpBytes + 2 * kRows * 4));
+  static constexpr int kTeams = kTeamCount;
+  static constexpr int kBlockWarps = choose_warps(
+      decode_warps(kD, kRowTiles), (kMostSharedBytes - kTeams * kOtherBytes) / (kWarpBytes + 2 * kRows * 4));
+  static constexpr int kBlockThreads = kBlockWarps * 32;
+  static constexpr bool kPairs = kTeams == 1 && may_pair(kRowTiles);
+  // Warps, threads and shared memory of a team.
+  static constexpr int kWarps = kBlockWarps / kTeams;
   static constexpr int kThreads = kWarps * 32;
-  static constexpr bool kPairs = may_pair(kRowTiles);
   static constexpr int kRingBytes = kWarps * kWarpBytes;
-  static constexpr int kSharedBytes = kRingBytes + kOtherBytes + 2 * kWarps * kRows * 4;
+  static constexpr int kTeamBytes = (kRingBytes + kOtherBytes + 2 * kWarps * kRows * 4 + 127) / 128 * 128;
+  static constexpr int kSharedBytes = kTeams * kTeamBytes;
   static_assert(kWarps >= kRowTiles && kSharedBytes <= kMostSharedBytes, "more than a block can have");
+  static_assert(kTeams == 1 || (kPlain && kBlockWarps % kTeams == 0), "no such teams");
 };
 
 }  // namespace mpfa::sm90

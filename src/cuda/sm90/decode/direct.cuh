@@ -31,7 +31,7 @@ __device__ __forceinline__ DecodeParams direct_params(DecodeParams p) {
 template <class Config>
 __device__ __forceinline__ Piece direct_piece(const DecodeParams& p) {
   Piece piece{};
-  const auto block = static_cast<std::uint32_t>(blockIdx.x), output = divide(block, p.split_div);
+  const auto block = static_cast<std::uint32_t>(team_of_grid<Config>()), output = divide(block, p.split_div);
   piece.slot = static_cast<std::int32_t>(block);
   piece.index = static_cast<std::int32_t>(block - output * p.splits);
   piece.b = static_cast<std::int32_t>(divide(output, p.head_div));
@@ -46,7 +46,7 @@ __device__ __forceinline__ bool last_warp_of_output(const DecodeParams& p, const
   bool last = false;
   if (threadIdx.x % 32 == 0) {
     const std::int32_t output = piece.b * p.kv_heads + piece.head;
-    last = last_arrival(p.arrivals + output * Config::kWarps + threadIdx.x / 32, piece.count);
+    last = last_arrival(p.arrivals + output * Config::kWarps + team_warp<Config>(), piece.count);
   }
   last = __any_sync(0xFFFFFFFFU, last);
   __syncwarp();
@@ -99,11 +99,11 @@ __device__ __forceinline__ void finish_directly(const DecodeParams& p, const Wor
   constexpr int kQuads = Config::kD / 4, kStep = Config::kThreads / kShares;
   const Piece& piece = work.piece;
   const std::int32_t places = min(Config::kRows, p.sq * p.group) * kQuads;
-  const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 8 + lane % 8;
+  const int lane = threadIdx.x % 32, first = team_warp<Config>() * 8 + lane % 8;
   const ClusterExchange<Config> cluster(exchange, p.cluster_log);
   const bool merges = clustered<Config>(p, piece);
   put_warp<Config>(exchange, state, bad_page, places / kQuads);
-  __syncthreads();
+  sync_team<Config>();
   if (piece.count > 1) {
     if (merges) ptx::wait_cluster();  // all blocks have begun
 #pragma unroll 1
@@ -140,13 +140,14 @@ template <class Config>
 __device__ __forceinline__ bool attend_directly(const DecodeParams& params, const Exchange<Config>& exchange,
                                                 std::uint32_t memory) {
   const DecodeParams p = direct_params(params);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = team_warp<Config>(), lane = threadIdx.x % 32;
   Work work{};
   Piece& piece = work.piece;
   Sequence& s = work.sequence;
   piece = direct_piece<Config>(p);
   const bool there = piece.b < p.batch;
   piece.b = min(piece.b, p.batch - 1);
+  const std::int64_t own = p.lengths[piece.b];
   std::int64_t lengths = 0;
   if (lane < p.batch) lengths = p.lengths[lane];
   Walk<Config> walk(p);
@@ -157,14 +158,22 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
   const float global = key_global(p, piece.head);
   walk.open(piece.head);
 
-  const auto length = static_cast<std::int32_t>(max(min(lengths, std::int64_t{p.max_kv}), std::int64_t{0}));
+  const auto length = [&p](std::int64_t n) {
+    return static_cast<std::int32_t>(max(min(n, std::int64_t{p.max_kv}), std::int64_t{0}));
+  };
   if (p.batch > 1) {
-    const std::uint32_t tiles = lane < p.batch ? max((length + kTileKeys - 1) / kTileKeys, 1) : 0;
-    const std::uint32_t total = __reduce_add_sync(0xFFFFFFFFU, tiles), longest = __reduce_max_sync(0xFFFFFFFFU, tiles);
-    // Worth 1/16 of the work: about what a second piece costs.
-    if (longest * p.batch > total + total / 16 + p.batch * p.splits) return false;
+    std::uint32_t total = 0, longest = 0;
+#pragma unroll 1
+    for (std::int32_t b = lane; b < p.batch; b += 32) {
+      if (b >= 32) lengths = p.lengths[b];
+      const std::uint32_t tiles = max((length(lengths) + kTileKeys - 1) / kTileKeys, 1);
+      total += tiles, longest = max(longest, tiles);
+    }
+    total = __reduce_add_sync(0xFFFFFFFFU, total), longest = __reduce_max_sync(0xFFFFFFFFU, longest);
+    const std::uint32_t split = divide(longest + p.splits - 1, p.split_div);
+    if (!nearly_equal(split, divide(total * p.kv_heads + p.block_div.d - 1, p.block_div))) return false;
   }
-  s.length = s.end = s.all_end = s.packed_end = __shfl_sync(0xFFFFFFFFU, length, piece.b);
+  s.length = s.end = s.all_end = s.packed_end = length(own);
   if (p.causal) s.all_end = min(s.length, s.length - s.sq + 1);
   s.tiles = (s.length + kTileKeys - 1) / kTileKeys;
   piece.count = min(p.splits, max(s.tiles, 1));
@@ -178,7 +187,7 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
 
   State<Config> state;
   clear_state<Config>(state);
-  __syncthreads();
+  sync_team<Config>();
   walk.run(exchange, work, memory, state);
   finish_directly<Config>(p, work, exchange, state, walk.bad_page());
   return true;

@@ -68,14 +68,15 @@ __device__ __forceinline__ bool last_arrival(std::uint64_t* counter, std::int32_
 }
 
 /// Whether this block is the last one of the piece's output; all threads.
+template <class Config>
 __device__ __forceinline__ bool last_of_output(const DecodeParams& p, const Piece& piece) {
-  __syncthreads();
+  sync_team<Config>();
   bool last = false;
-  if (threadIdx.x == 0) {
+  if (threadIdx.x % Config::kThreads == 0) {
     const std::int32_t output = (piece.b * p.row_blocks + piece.row_block) * p.kv_heads + piece.head;
     last = last_arrival(p.arrivals + output, piece.count);
   }
-  return __syncthreads_or(last ? 1 : 0) != 0;
+  return any_of_team<Config>(last);
 }
 
 /// What the blocks of a pair send each other: sums of places. It lies in the first stages of warps, which no warp of
@@ -115,13 +116,13 @@ __device__ __forceinline__ void finish_piece(const DecodeParams& p, const Sequen
   const bool paired = Config::kPairs && piece.paired != 0;
   put_warp<Config>(exchange, state, bad_page, rows);
   if (p.wide != 0) add_wide<Config>(p, s, piece, exchange.ring, rows);
-  __syncthreads();
+  sync_team<Config>();
   if (paired) {
     ptx::arrive_cluster();  // the copies into this block's stages are done and read
     ptx::wait_cluster();
   }
   // First the warps of the block, then the pieces: both blocks of a pair do their places, or the last block all.
-  const int lane = threadIdx.x % 32, place = threadIdx.x / 32 * 8 + lane % 8;
+  const int lane = threadIdx.x % 32, place = team_warp<Config>() * 8 + lane % 8;
 #pragma unroll 1
   for (bool pieces = false;; pieces = true) {
 #pragma unroll 1
@@ -143,32 +144,32 @@ __device__ __forceinline__ void finish_piece(const DecodeParams& p, const Sequen
     if (paired) {
       ptx::arrive_cluster();
       ptx::wait_cluster();
-    } else if (!last_of_output(p, piece)) {
+    } else if (!last_of_output<Config>(p, piece)) {
       break;
     }
   }
-  __syncthreads();
+  sync_team<Config>();
 }
 
 /// Chooses what the block does next, to exchange.work[slot].
 template <class Config>
 __device__ __forceinline__ void choose_work(const DecodeParams& p, const Exchange<Config>& exchange, int slot,
                                             bool first) {
-  if (threadIdx.x < 32) {
+  if (team_warp<Config>() == 0) {
     Schedule schedule = *exchange.schedule;
     __syncwarp();
     if (first) {
-      schedule.start(p);
+      schedule.start(p, team_of_grid<Config>());
     } else if (schedule.chunk_done()) {
-      schedule.take(*exchange.taken + static_cast<std::int32_t>(gridDim.x));
+      schedule.take(*exchange.taken + static_cast<std::int32_t>(p.block_div.d));
     }
     const Work work = schedule.next(p);
-    if (threadIdx.x == 0) {
+    if (threadIdx.x % 32 == 0) {
       *exchange.schedule = schedule;
       exchange.work[slot] = work;
     }
   }
-  __syncthreads();
+  sync_team<Config>();
 }
 
 }  // namespace mpfa::sm90

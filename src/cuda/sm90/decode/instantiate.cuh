@@ -8,12 +8,24 @@ namespace mpfa::sm90 {
 
 template <class Config>
 DecodeKernel kernel_of() {
-  return {reinterpret_cast<const void*>(&decode<Config>), Config::kSharedBytes, Config::kThreads};
+  return {reinterpret_cast<const void*>(&decode<Config>), Config::kSharedBytes, Config::kBlockThreads, Config::kTeams,
+          Config::kPairs};
 }
 
 template <int kHeadDim, Operand kKey, Operand kValue, int kRowTiles>
-DecodeKernel kernel_of(KernelCase kind) {
-  if (kind == KernelCase::plain) return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, kRowTiles, KernelCase::plain>>();
+DecodeKernel kernel_of(KernelCase kind, std::int32_t teams) {
+  constexpr KernelCase kPlain = KernelCase::plain;
+  if constexpr (kRowTiles == 1) {
+    // A team has two warps or more.
+    constexpr int kWarps = DecodeConfig<kHeadDim, kKey, kValue, 1, kPlain>::kWarps;
+    if constexpr (kWarps >= 4) {
+      if (kind == kPlain && teams == 2) return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, 1, kPlain, 2>>();
+    }
+    if constexpr (kWarps >= 8) {
+      if (kind == kPlain && teams == 4) return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, 1, kPlain, 4>>();
+    }
+  }
+  if (kind == kPlain) return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, kRowTiles, kPlain>>();
   if constexpr (kRowTiles == 1) {
     if (kind == KernelCase::paged) return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, 1, KernelCase::paged>>();
   }
@@ -21,12 +33,12 @@ DecodeKernel kernel_of(KernelCase kind) {
 }
 
 template <int kHeadDim, Operand kKey, Operand kValue>
-DecodeKernel decode_kernel(std::int32_t row_tiles, KernelCase kind) {
-  if (row_tiles == 1) return kernel_of<kHeadDim, kKey, kValue, 1>(kind);
+DecodeKernel decode_kernel(std::int32_t row_tiles, KernelCase kind, std::int32_t teams) {
+  if (row_tiles == 1) return kernel_of<kHeadDim, kKey, kValue, 1>(kind, teams);
   if constexpr (most_row_tiles(kHeadDim, {kKey, kValue}) == 4) {
-    if (row_tiles == 4) return kernel_of<kHeadDim, kKey, kValue, 4>(kind);
+    if (row_tiles == 4) return kernel_of<kHeadDim, kKey, kValue, 4>(kind, teams);
   }
-  return kernel_of<kHeadDim, kKey, kValue, 2>(kind);
+  return kernel_of<kHeadDim, kKey, kValue, 2>(kind, teams);
 }
 
 }  // namespace mpfa::sm90

@@ -24,10 +24,10 @@ __device__ __forceinline__ void prefetch_pages(const DecodeParams& p) {
 }
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1) decode(const __grid_constant__ DecodeParams p) {
+__global__ void __launch_bounds__(Config::kBlockThreads, 1) decode(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
-  const Exchange<Config> exchange(shared);
-  const std::uint32_t memory = ptx::shared_address(shared) + (threadIdx.x / 32) * Config::kWarpBytes;
+  const Exchange<Config> exchange(shared + team_of_block<Config>() * Config::kTeamBytes);
+  const std::uint32_t memory = ptx::shared_address(exchange.ring) + team_warp<Config>() * Config::kWarpBytes;
   if constexpr (Config::kDirect) {
     if (p.direct != 0 && attend_directly(p, exchange, memory)) return;
   }
@@ -52,11 +52,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1) decode(const __grid_const
     if (!more) break;
     if (p.wide != 0) prefetch_wide<Config>(p, work.sequence, work.piece);
     load_shifts<Config>(p, work.sequence, work.piece, exchange);
-    if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.taken, 1);
+    if (threadIdx.x % Config::kThreads == 0 && work.ends_chunk != 0 && work.last == 0) {
+      *exchange.taken = atomicAdd(p.taken, 1);
+    }
     if constexpr (Config::kGeneral) load_row_biases<Config>(p, work, exchange.row_bias);
     clear_state<Config>(state);
     store_query<Config>(p, work, key_global(p, work.piece.head), query, exchange);
-    __syncthreads();
+    sync_team<Config>();
     walk.run(exchange, work, memory, state);
   }
 }

@@ -10,10 +10,12 @@ namespace mpfa::sm90 {
 
 struct DecodeKernel {
   const void* function = nullptr;  // takes one DecodeParams
-  std::int32_t shared_bytes = 0, threads = 0;
+  std::int32_t shared_bytes = 0, threads = 0, teams = 1;
+  bool pairs = false;  // has code for blocks that are clusters of two
 };
 
+/// One of a single team where there is none of `teams`.
 template <int kHeadDim, Operand kKey, Operand kValue>
-[[nodiscard]] DecodeKernel decode_kernel(std::int32_t row_tiles, KernelCase kind);
+[[nodiscard]] DecodeKernel decode_kernel(std::int32_t row_tiles, KernelCase kind, std::int32_t teams);
 
 }  // namespace mpfa::sm90

@@ -10,21 +10,29 @@ namespace mpfa::sm90 {
 namespace {
 
 template <int kHeadDim, std::size_t... i>
-DecodeKernel kernel_for(OperandPair operands, std::int32_t row_tiles, KernelCase kind, std::index_sequence<i...>) {
+DecodeKernel kernel_for(OperandPair operands, std::int32_t row_tiles, KernelCase kind, std::int32_t teams,
+                        std::index_sequence<i...>) {
   DecodeKernel kernel;
   const auto take = [&](auto found) {
     if (operands != kOperandPairs[found]) return;
-    kernel = decode_kernel<kHeadDim, kOperandPairs[found].key, kOperandPairs[found].value>(row_tiles, kind);
+    kernel = decode_kernel<kHeadDim, kOperandPairs[found].key, kOperandPairs[found].value>(row_tiles, kind, teams);
   };
   (take(std::integral_constant<std::size_t, i>()), ...);
   return kernel;
 }
 
-DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_t row_tiles, KernelCase kind) {
+DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_t row_tiles, KernelCase kind,
+                        std::int32_t teams) {
   constexpr auto kAll = std::make_index_sequence<kOperandPairs.size()>();
-  if (head_dim <= 64) return kernel_for<64>(operands, row_tiles, kind, kAll);
-  if (head_dim <= 128) return kernel_for<128>(operands, row_tiles, kind, kAll);
-  return kernel_for<256>(operands, row_tiles, kind, kAll);
+  if (head_dim <= 64) return kernel_for<64>(operands, row_tiles, kind, teams, kAll);
+  if (head_dim <= 128) return kernel_for<128>(operands, row_tiles, kind, teams, kAll);
+  return kernel_for<256>(operands, row_tiles, kind, teams, kAll);
+}
+
+/// Teams of a block for `outputs`. A fixed split has one, since its sums must not depend on the number of outputs.
+std::int32_t choose_teams(const DecodeLaunch& l, std::int64_t outputs) {
+  if (l.row_tiles > 1 || l.fixed_split > 0 || 8 * outputs <= 9 * l.blocks) return 1;
+  return outputs <= 2 * l.blocks ? 2 : 4;
 }
 
 /// Whether 32 bits hold all strides, which saves instructions.
@@ -38,9 +46,9 @@ bool has_narrow_strides(const DecodeParams& p) {
 }
 
 /// Whether the plain kernel for one row tile may go the short way. A call of one sequence is cut evenly; of several the
-/// kernel has to see the lengths. Idle blocks may be 1 of 16.
-bool may_be_direct(const DecodeParams& p, std::int32_t blocks) {
-  const bool cut = p.fixed_split == 0 && p.batch <= 32 && p.splits * p.batch * p.kv_heads * 17 >= blocks * 16;
+/// kernel has to see the lengths. Idle teams may be 1 of 16.
+bool may_be_direct(const DecodeParams& p, std::int32_t teams) {
+  const bool cut = p.fixed_split == 0 && p.splits * p.batch * p.kv_heads * 17 >= teams * 16;
   const bool rare = p.cu_seqlens_q != nullptr || p.sequences != nullptr || p.sinks != nullptr || p.window_left >= 0 ||
                     p.window_right >= 0;
   return cut && !rare && has_narrow_strides(p);
@@ -92,7 +100,9 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   l.fixed_split = std::max(shape.fixed_split_keys / kTileKeys, shape.fixed_split_keys > 0 ? l.least_chunk : 0);
 
   l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
-  const std::int64_t chunks = l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split) : l.blocks;
+  l.teams = choose_teams(l, lines);
+  const std::int64_t chunks =
+      l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split) : l.blocks * l.teams;
   const auto slots = static_cast<std::size_t>(chunks + lines);
   // Direct calls count the warps of an output, and there are no direct calls of more outputs than blocks.
   const std::int64_t counted = lines <= l.blocks ? lines * decode_warps(64, 1) : lines;
@@ -115,14 +125,16 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.head_div = make_divisor(static_cast<std::uint32_t>(params.kv_heads));
   const std::int32_t lines = params.kv_heads * launch.row_blocks;
   params.line_div = make_divisor(static_cast<std::uint32_t>(lines));
-  params.block_div = make_divisor(static_cast<std::uint32_t>(launch.blocks));
   params.finishes_logits = params.softcap > 0.0F || params.alibi_slopes != nullptr || params.mask.data != nullptr;
   const bool general = params.finishes_logits != 0 || shape.head_dim != kernel_head_dim(shape.head_dim);
   const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
-  params.splits = launch.blocks / (params.batch * lines);
-  params.pairs = params.splits == 2 && params.fixed_split == 0 && launch.blocks % 2 == 0 && may_pair(launch.row_tiles);
-  params.direct = kind == KernelCase::plain && launch.row_tiles == 1 && may_be_direct(params, launch.blocks);
+  const DecodeKernel kernel = kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
   std::int32_t blocks = launch.blocks;
+  const std::int32_t teams = blocks * kernel.teams;
+  params.block_div = make_divisor(static_cast<std::uint32_t>(teams));
+  params.splits = teams / (params.batch * lines);
+  params.pairs = params.splits == 2 && params.fixed_split == 0 && blocks % 2 == 0 && kernel.pairs ? 1 : 0;
+  params.direct = kind == KernelCase::plain && launch.row_tiles == 1 && may_be_direct(params, teams);
   if (params.direct != 0 && shape.head_dim <= 128) {
 #ifdef V_C8
     if (params.batch == 1 && shape.max_kv <= V_C8 && params.splits > 8 && lines * 8 <= 112)
@@ -135,7 +147,6 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.arrivals = reinterpret_cast<std::uint64_t*>(memory + launch.arrivals);
   params.partial_state = reinterpret_cast<float2*>(memory + launch.states);
   params.partial_out = reinterpret_cast<float*>(memory + launch.outs);
-  const DecodeKernel kernel = kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind);
   if (const cudaError_t e =
           cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
       e != cudaSuccess) {

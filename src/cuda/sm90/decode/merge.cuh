@@ -7,10 +7,11 @@
 
 #include "cuda/sm90/decode/scales.cuh"
 #include "cuda/sm90/decode/softmax.cuh"
+#include "cuda/sm90/decode/team.cuh"
 
 namespace mpfa::sm90 {
 
-/// Shared memory at the end of a piece.
+/// Shared memory of a team at the end of a piece.
 template <class Config>
 struct Exchange {
   static constexpr int kRows = Config::kRows;
@@ -49,7 +50,7 @@ __device__ __forceinline__ void load_shifts(const DecodeParams& p, const Sequenc
                                             const Exchange<Config>& exchange) {
   if (p.sequences == nullptr && p.softcap == 0.0F) return;
   const std::int32_t row0 = piece.row_block * Config::kRows, last = s.sq * p.group - 1;
-  for (int row = threadIdx.x / 32; row < Config::kRows; row += Config::kWarps) {
+  for (int row = team_warp<Config>(); row < Config::kRows; row += Config::kWarps) {
     const float shift = mean_logit(p, s, piece, place_row(p, piece.head, min(row0 + row, last)), head_dim<Config>(p));
     if (threadIdx.x % 32 == 0) exchange.row_shift[row] = shift;
   }
@@ -187,7 +188,7 @@ __device__ __forceinline__ void add_shares(Partial& x) {
 template <class Config>
 __device__ __forceinline__ void put_warp(const Exchange<Config>& exchange, State<Config>& state, bool bad_page,
                                          std::int32_t rows) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int warp = team_warp<Config>(), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool bad = __any_sync(0xFFFFFFFFU, bad_page);
   const float unit = value_unit<Config>(state);
 #pragma unroll

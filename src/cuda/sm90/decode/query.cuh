@@ -27,7 +27,7 @@ struct RawQuery {
 template <class Config, class F>
 __device__ __forceinline__ void for_query_parts(F&& f) {
   // From the last warp on, which has the fewest tiles.
-  const int warp = Config::kWarps - 1 - static_cast<int>(threadIdx.x / 32), own = threadIdx.x % 32 / 4;
+  const int warp = Config::kWarps - 1 - team_warp<Config>(), own = threadIdx.x % 32 / 4;
 #pragma unroll
   for (int i = 0; i < RawQuery<Config>::kOwn; ++i) {
     const int part = warp + i * Config::kWarps, place = part * 8 + own;

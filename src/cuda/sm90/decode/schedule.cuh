@@ -67,6 +67,12 @@ __device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, std::in
   return s;
 }
 
+/// Whether whole outputs, or equal parts of `split` tiles, are better than even shares of all tiles, whose further
+/// pieces cost 1/16 of the work or 64 tiles.
+__device__ __forceinline__ bool nearly_equal(std::int32_t split, std::int32_t share) {
+  return split <= share + min(share / 16, 64) + 1;
+}
+
 struct Piece {
   std::int32_t b, head, row_block, first_tile, tiles;  // first_tile counts from the tile of the sequence's first key
   std::int32_t index, count, slot;                     // piece `index` of `count` of this output, result slot
@@ -87,7 +93,7 @@ struct Work {
 class Schedule {
  public:
   /// All lanes of one warp.
-  __device__ void start(const DecodeParams& p) {
+  __device__ void start(const DecodeParams& p, std::int32_t block) {
     const int lane = threadIdx.x % 32;
     lines_ = p.kv_heads * p.row_blocks;
     fixed_ = p.fixed_split;
@@ -100,14 +106,12 @@ class Schedule {
       longest = max(longest, tiles);
     }
     total_ = __reduce_add_sync(0xFFFFFFFFU, total) * lines_;
-    size_ = fixed_ > 0 ? fixed_
-                       : max(quotient(total_ + static_cast<std::int32_t>(gridDim.x) - 1, p.block_div), p.least_chunk);
-    chunk_ = blockIdx.x;
+    size_ = fixed_ > 0 ? fixed_ : max(quotient(total_ + blocks(p) - 1, p.block_div), p.least_chunk);
+    chunk_ = block;
     if (fixed_ == 0 && p.splits > 0) {
       longest = __reduce_max_sync(0xFFFFFFFFU, longest);
       const std::int32_t split = max(quotient(longest + p.splits - 1, p.split_div), p.least_chunk);
-      // Worth 1/16 of the work: about what a second piece costs.
-      if (split <= size_ + size_ / 16 + 1) direct_ = 1, size_ = split;
+      if (nearly_equal(split, size_)) direct_ = 1, size_ = split;
     }
     enter_chunk();
   }
@@ -132,7 +136,7 @@ class Schedule {
       work.sequence = read_sequence(p, work.piece.b);
       position_ += work.piece.tiles;
       work.ends_chunk = chunk_done() ? 1 : 0;
-      work.last = chunk_done() && total_ <= static_cast<std::int64_t>(size_) * gridDim.x ? 1 : 0;
+      work.last = chunk_done() && total_ <= static_cast<std::int64_t>(size_) * blocks(p) ? 1 : 0;
     }
     return work;
   }
@@ -140,6 +144,9 @@ class Schedule {
  private:
   __device__ static std::int32_t quotient(std::int32_t n, const Divisor& d) {
     return static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(n), d));
+  }
+  __device__ static std::int32_t blocks(const DecodeParams& p) {
+    return static_cast<std::int32_t>(p.block_div.d);
   }
   /// Tiles of an output of a sequence, made up to whole splits.
   __device__ std::int32_t padded_tiles(const DecodeParams& p, std::int32_t b) const {
@@ -154,8 +161,8 @@ class Schedule {
   /// Outputs of about the same length: block i has split i % splits of output i / splits.
   __device__ bool place_directly(const DecodeParams& p, Work& work) const {
     Piece& piece = work.piece;
-    const std::int32_t block = blockIdx.x, output = quotient(block, p.split_div);
-    piece.index = block - output * p.splits;
+    const std::int32_t output = quotient(chunk_, p.split_div);
+    piece.index = chunk_ - output * p.splits;
     piece.b = quotient(output, p.line_div);
     if (piece.b >= p.batch) return false;
     place_output(p, output - piece.b * lines_, piece);
@@ -164,7 +171,7 @@ class Schedule {
     piece.tiles = min(size_, work.sequence.tiles - piece.first_tile);
     piece.count = static_cast<std::int32_t>(static_cast<std::uint32_t>(work.sequence.tiles + size_ - 1) /
                                             static_cast<std::uint32_t>(size_));
-    piece.slot = block;
+    piece.slot = chunk_;
     piece.paired = p.pairs != 0 && piece.count == 2 ? 1 : 0;
     return piece.tiles > 0;
   }

@@ -22,7 +22,7 @@ class Walk {
 
   /// Starts the copies of the first tile of a piece of which every warp has each kWarps-th tile.
   __device__ __forceinline__ void start(const Work& work, std::uint32_t memory) {
-    const int warp = threadIdx.x / 32;
+    const int warp = team_warp<Config>();
     const Sequence& s = work.sequence;
     enter(work.piece.b, s.end, s.begin / kTileKeys + work.piece.first_tile + warp, Config::kWarps);
     open(work.piece.head);

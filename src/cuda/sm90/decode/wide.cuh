@@ -25,7 +25,7 @@ struct WideTokens {
     sink = s.sink;
     first = max(packed_end(p, s, first_row_end), sink);
     count = sink + max(s.length - first, 0);
-    begin = (piece.index * Config::kWarps + static_cast<std::int32_t>(threadIdx.x) / 32) * kTokens;
+    begin = (piece.index * Config::kWarps + team_warp<Config>()) * kTokens;
     step = piece.count * Config::kWarps * kTokens;
   }
   [[nodiscard]] __device__ std::int32_t key(std::int32_t i) const { return i < sink ? i : first + i - sink; }
@@ -75,7 +75,7 @@ __device__ __noinline__ void add_wide(const DecodeParams& p, const Sequence& s, 
   const Tokens tokens(p, s, piece);
   if (tokens.begin >= tokens.count) return;
   __syncwarp();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = lane % Tokens::kLanes;
+  const int warp = team_warp<Config>(), lane = threadIdx.x % 32, part = lane % Tokens::kLanes;
   const float k_factor = p.scale * kLog2E;
   const float v_factor = p.v.global == nullptr ? 1.0F : 1.0F / p.v.global[piece.head];
 #pragma unroll 1
