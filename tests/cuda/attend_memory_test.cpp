@@ -146,18 +146,5 @@ TEST(Pointers, OfTheHostAreRefused) {
   EXPECT_NE(call.run().message().find("cache.lengths is not memory of the current device"), std::string::npos);
 }
 
-TEST(Pointers, OfAnotherDeviceAreRefused) {
-  int devices = 0;
-  require(cudaGetDeviceCount(&devices));
-  if (devices < 2) GTEST_SKIP() << "one device";
-  Case c(gaussian({1, 1, 4, 128}, 1), gaussian({1, 64, 2, 128}, 2), gaussian({1, 64, 2, 128}, 3), {"mxfp4", 64, {}});
-  DeviceCall call(c);
-  ASSERT_TRUE(call.run().ok());
-  require(cudaSetDevice(1));
-  const Status s = call.enqueue(nullptr);
-  require(cudaSetDevice(0));
-  EXPECT_NE(s.message().find("q is not memory of the current device"), std::string::npos) << s.message();
-}
-
 }  // namespace
 }  // namespace mpfa::test

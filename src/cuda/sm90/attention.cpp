@@ -201,8 +201,7 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
             rows_side_by_side(d.k, p.recipe.k, p.head_dim) && rows_side_by_side(d.v, p.recipe.v, p.head_dim);
   const cudaError_t e = launch_decode(shape, plan_decode(shape, plan.multiprocessors), d, workspace.data,
                                       static_cast<cudaStream_t>(t.stream));
-  if (e == cudaSuccess) return {};
-  return {StatusCode::internal, fmt::format("attend: CUDA refused the launch: {}", cudaGetErrorString(e))};
+  return launch_status("attend", e, t.stream);
 }
 
 }  // namespace mpfa::sm90

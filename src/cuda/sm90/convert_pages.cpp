@@ -49,9 +49,8 @@ Result<MutablePages> convert_pages(const PageConversion& c) {
   p.page_bytes = static_cast<std::int32_t>(bytes);
   p.ids = c.ids, p.counters = c.counters;
   const AppendInput input = kind.format.element == Element::f16 ? AppendInput::f16 : AppendInput::bf16;
-  const cudaError_t e = launch_convert(input, p, static_cast<cudaStream_t>(c.stream));
-  if (e == cudaSuccess) return packed;
-  return refused(StatusCode::internal, kCall, "CUDA refused the launch: {}", cudaGetErrorString(e));
+  MPFA_RETURN_IF_ERROR(launch_status(kCall, launch_convert(input, p, static_cast<cudaStream_t>(c.stream)), c.stream));
+  return packed;
 }
 
 }  // namespace mpfa::sm90

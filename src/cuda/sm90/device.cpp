@@ -46,4 +46,18 @@ Status check_device_memory(const char* call, std::initializer_list<NamedPointer>
   return {};
 }
 
+Status launch_status(const char* call, cudaError_t e, void* stream) {
+  if (e == cudaSuccess) return {};
+  (void)cudaGetLastError();
+  int current = 0, device = 0;
+  if (stream != nullptr && cudaGetDevice(&current) == cudaSuccess &&
+      cudaStreamGetDevice(static_cast<cudaStream_t>(stream), &device) == cudaSuccess && device != current) {
+    return {StatusCode::invalid_argument,
+            fmt::format("{}: stream is not one of the current device, {}, but of device {}; make that one current or "
+                        "use another stream",
+                        call, current, device)};
+  }
+  return {StatusCode::internal, fmt::format("{}: CUDA refused the launch: {}", call, cudaGetErrorString(e))};
+}
+
 }  // namespace mpfa::sm90

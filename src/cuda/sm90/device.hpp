@@ -1,6 +1,8 @@
 // What the host code of all sm_90 kernels asks first.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <initializer_list>
 
 #include "mpfa/status.hpp"
@@ -17,5 +19,8 @@ struct NamedPointer {
 /// ok when every pointer that is not null is memory of the current device (or managed). `call` is for the message. Asks
 /// the driver and waits for nothing; allowed while a stream is captured.
 [[nodiscard]] Status check_device_memory(const char* call, std::initializer_list<NamedPointer> pointers);
+
+/// The status of a launch on `stream`. Takes back the error that CUDA keeps for the thread.
+[[nodiscard]] Status launch_status(const char* call, cudaError_t e, void* stream);
 
 }  // namespace mpfa::sm90

@@ -168,9 +168,8 @@ Status write_slots(const SlotWrite& w) {
   const AppendInput input = dtype == DType::f32    ? AppendInput::f32
                             : dtype == DType::bf16 ? AppendInput::bf16
                                                    : AppendInput::f16;
-  const cudaError_t e = launch_append(input, w.rope != nullptr, p, static_cast<cudaStream_t>(w.stream));
-  if (e == cudaSuccess) return {};
-  return refused(StatusCode::internal, "write_slots", "CUDA refused the launch: {}", cudaGetErrorString(e));
+  return launch_status("write_slots", launch_append(input, w.rope != nullptr, p, static_cast<cudaStream_t>(w.stream)),
+                       w.stream);
 }
 
 }  // namespace mpfa::sm90
