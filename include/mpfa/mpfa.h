@@ -334,6 +334,23 @@ MPFA_API void mpfa_slot_write_init(mpfa_slot_write* write, size_t struct_size);
 /* One launch, enqueued; the bytes are those of mpfa_pages_write and mpfa_cache_write_slots_rope.
  * include/mpfa/device_cache.hpp lists formats, head dims and alignments. */
 MPFA_API mpfa_status mpfa_write_slots(const mpfa_slot_write* write, mpfa_device device, mpfa_error* error);
+/* Converts pages in GPU memory. Every pointer but those to structs and `format` is memory of the current CUDA device,
+ * also in the pages. */
+typedef struct mpfa_page_conversion {
+  size_t struct_size;
+  const mpfa_pages* pages; /* "bf16" or "fp16", layout "linear", as mpfa_pages_convert takes them */
+  const char* format;      /* of 8 or 4 bits, one that mpfa_write_slots writes */
+  const int32_t* ids;      /* [count] pages, each once; ids outside of the pool are skipped */
+  int64_t count;
+  const float *mean, *global; /* [kv_heads, head_dim] to subtract, [kv_heads] calibrated scales, or NULL */
+  uint64_t* counters;         /* as in mpfa_slot_write */
+  void* stream;               /* cudaStream_t; NULL: the default stream */
+} mpfa_page_conversion;
+MPFA_API void mpfa_page_conversion_init(mpfa_page_conversion* conversion, size_t struct_size);
+/* One launch, enqueued; bytes and `converted` are those of mpfa_pages_convert. A page has at most 227 KB and begins at
+ * a multiple of 16 bytes. */
+MPFA_API mpfa_status mpfa_convert_pages(const mpfa_page_conversion* conversion, mpfa_device device,
+                                        mpfa_pages* converted, mpfa_error* error);
 /* A page table in compressed rows (indptr [batch + 1], indices [indices_count], last_page_len [batch]) as page_table
  * [batch, columns] (-1 past a sequence) and lengths [batch]. MPFA_OUT_OF_RANGE when a sequence has more pages. */
 MPFA_API mpfa_status mpfa_page_table_from_csr(const int32_t* indptr, int64_t batch, const int32_t* indices,

@@ -3,8 +3,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <limits>
-
 #include "extension/bindings.hpp"
 #include "extension/page_set.hpp"
 
@@ -12,24 +10,10 @@ namespace mpfa::python {
 
 namespace {
 
-std::vector<std::int32_t> ids_of(nb::handle x, const char* name, std::int64_t all) {
-  std::vector<std::int32_t> ids;
-  const auto given = import_integers(x, name);
-  if (!given) {
-    for (std::int64_t i = 0; i < all; ++i) ids.push_back(static_cast<std::int32_t>(i));
-    return ids;
-  }
-  for (const std::int64_t id : *given) {
-    if (id < 0 || id > std::numeric_limits<std::int32_t>::max()) fail("{}: {} is not a page id", name, id);
-    ids.push_back(static_cast<std::int32_t>(id));
-  }
-  return ids;
-}
-
 void copy(const PageSet& source, const PageSet& target, nb::handle source_ids, nb::handle target_ids,
           std::int64_t tokens) {
-  const std::vector<std::int32_t> from = ids_of(source_ids, "source_ids", source.kind().num_pages);
-  const std::vector<std::int32_t> to = ids_of(target_ids, "target_ids", static_cast<std::int64_t>(from.size()));
+  const std::vector<std::int32_t> from = page_ids_of(source_ids, "source_ids", source.kind().num_pages);
+  const std::vector<std::int32_t> to = page_ids_of(target_ids, "target_ids", static_cast<std::int64_t>(from.size()));
   const MutablePages written = target.writable("target");
   nb::gil_scoped_release released;
   check(copy_pages(source.pages(), written, from, to, tokens));
@@ -38,7 +22,7 @@ void copy(const PageSet& source, const PageSet& target, nb::handle source_ids, n
 nb::tuple convert(const PageSet& pages, const std::string& format, nb::handle page_ids, nb::handle mean,
                   nb::handle scale) {
   const PagesKind& kind = pages.kind();
-  const std::vector<std::int32_t> ids = ids_of(page_ids, "page_ids", kind.num_pages);
+  const std::vector<std::int32_t> ids = page_ids_of(page_ids, "page_ids", kind.num_pages);
   const std::vector<float> means = import_optional_floats(mean, "mean", {kind.kv_heads, kind.head_dim});
   QuantiseCounters met;
   PageSet made = PageSet::converted(pages, format, ids, means, scale, met);
@@ -66,6 +50,7 @@ void bind_pages(nb::module_& m) {
   m.def("joined_pages", &PageSet::joined, any, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg());
   m.def("convert_pages", &convert, nb::arg(), nb::arg(), any, any, any);
+  m.def("convert_device_pages", &PageSet::converted_on_device, nb::arg(), nb::arg(), any, any, any, any, nb::arg());
   m.def("copy_pages", &copy, nb::arg(), nb::arg(), any, any, nb::arg());
   m.def("pages_geometry", [](const std::string& format, const std::string& layout, std::int64_t num_pages,
                              std::int64_t page_size, std::int64_t kv_heads, std::int64_t head_dim) {

@@ -29,6 +29,11 @@ class PageSet {
   static PageSet converted(const PageSet& source, const std::string& format, const std::vector<std::int32_t>& ids,
                            const std::vector<float>& mean, nb::handle global, QuantiseCounters& met);
 
+  /// The same on the device, enqueued on `stream`. page_ids: int32 on the device, or what the host lists (None: all);
+  /// mean float32 [heads, d] and counters int64 [3] on the device, or None.
+  static PageSet converted_on_device(const PageSet& source, const std::string& format, nb::handle page_ids,
+                                     nb::handle mean, nb::handle global, nb::handle counters, std::uintptr_t stream);
+
   [[nodiscard]] const PagesKind& kind() const { return pages_.kind; }
   [[nodiscard]] bool on_device() const { return data_.on_device; }
   /// Pages that the host may read; fails on those of a device.
@@ -42,6 +47,8 @@ class PageSet {
 
  private:
   PageSet() = default;
+  /// In the memory of `source`, whose pages a conversion makes `packed`.
+  void take_memory(const PageSet& source, const MutablePages& packed);
   void finish(nb::handle global);
   /// The calibrated scales where the pages are.
   [[nodiscard]] const float* place_global(nb::handle global);
@@ -52,8 +59,12 @@ class PageSet {
   MutablePagePart data_part_, scales_part_;
   std::vector<float> global_;   // pages_ keeps its address, which moving the vector does not change
   cuda::Buffer device_global_;  // likewise
+  cuda::Buffer device_ids_;     // of a conversion, which may still read them
   nb::object global_object_;
   Pages pages_;
 };
+
+/// Page ids of the host: int32 or int64 array or a sequence of ints; None: 0 to all - 1.
+[[nodiscard]] std::vector<std::int32_t> page_ids_of(nb::handle x, const char* name, std::int64_t all);
 
 }  // namespace mpfa::python

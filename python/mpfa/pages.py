@@ -7,7 +7,7 @@ import numpy as np
 from mpfa import _core
 from mpfa.arguments import integer, number, text
 from mpfa.arrays import kind_of, plain
-from mpfa.device_arrays import to_device, to_host
+from mpfa.device_arrays import stream_address, to_device, to_host
 
 _FORMATS = {"float32": "f32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -231,7 +231,9 @@ def joined_pages(
     return k, v
 
 
-def convert_pages(pages, format: str, page_ids=None, *, mean=None, scale=None) -> tuple[Pages, dict[str, int]]:
+def convert_pages(
+    pages, format: str, page_ids=None, *, mean=None, scale=None, counters=None, stream=None
+) -> tuple[Pages, dict[str, int]]:
     """Convert pages of K or V from bfloat16 or float16 to `format` (8 or 4 bits) IN PLACE, as after a prefill.
 
     pages     `Pages`, or an array [num_pages, page_size, kv_heads, d]; a page is contiguous in either order, pages may
@@ -243,15 +245,23 @@ def convert_pages(pages, format: str, page_ids=None, *, mean=None, scale=None) -
     Returns the pool as `Pages` of the format, of which converted pages may be read, and the counters of the
     quantisers. A converted page begins with its codes and scales (docs/cache.md), the rest of it keeps its bytes and is
     free; converting it again would take codes for numbers. A refused call changes nothing.
+
+    Pages in device memory are converted there, in one launch on `stream` (as in `DevicePlan.attend`), to the same
+    bytes: any format that `DevicePageView.write_slots` writes, pages of at most 227 KB that begin at multiples of 16
+    bytes. mean lies on the device; page_ids may, as int32, and is read when the launch runs, where ids outside of the
+    pool are skipped; others are copied there first, which no captured stream allows. counters, int64 [3] on the device,
+    is added to (non-finite blocks, saturated elements, flushed blocks), and the dictionary is empty.
     """
     source = pages if isinstance(pages, Pages) else Pages(pages)
-    core, met = _core.convert_pages(
-        source._core,
-        text(format, "format"),
-        page_ids,
-        None if mean is None else plain(mean, "mean"),
-        _scale(scale, source.kv_heads),
-    )
+    to, mean = text(format, "format"), None if mean is None else plain(mean, "mean")
+    scale = _scale(scale, source.kv_heads)
+    if source.on_device:
+        address = stream_address(stream, source.data)
+        core, met = _core.convert_device_pages(source._core, to, page_ids, mean, scale, counters, address), ()
+    elif counters is not None or stream is not None:
+        raise _core.MpfaError("convert_pages: counters and stream are for pages in device memory; leave them out")
+    else:
+        core, met = _core.convert_pages(source._core, to, page_ids, mean, scale)
     converted = Pages.__new__(Pages)._adopt(core, source.data, None)
     return converted, dict(zip(("saturated", "flushed", "nonfinite"), met))
 

@@ -74,4 +74,41 @@ mpfa_status mpfa_write_slots(const mpfa_slot_write* write, mpfa_device device, m
   });
 }
 
+void mpfa_page_conversion_init(mpfa_page_conversion* conversion, size_t struct_size) {
+  mpfa::capi::init_struct(conversion, struct_size, mpfa_page_conversion{});
+}
+
+mpfa_status mpfa_convert_pages(const mpfa_page_conversion* conversion, mpfa_device device, mpfa_pages* converted,
+                               mpfa_error* error) {
+  return guarded(error, [&]() -> Status {
+    constexpr const char* kCall = "mpfa_convert_pages";
+    if (Status s = check_struct(kCall, "conversion", conversion); !s.ok()) return s;
+    const mpfa_page_conversion& c = *conversion;
+    const auto target = mpfa::capi::to_device(kCall, device);
+    if (!target.ok()) return target.status();
+    const auto pages = mpfa::capi::to_mutable(kCall, "pages", c.pages);
+    if (!pages.ok()) return pages.status();
+    MPFA_RETURN_IF_ERROR(not_null(kCall, "format", c.format));
+    MPFA_RETURN_IF_ERROR(not_null(kCall, "converted", converted));
+    if (converted == c.pages) {
+      return mpfa::capi::invalid(fmt::format("{}: converted is pages; pass a struct of its own", kCall));
+    }
+    const auto format = mpfa::parse_format(c.format);
+    if (!format.ok()) return format.status();
+    mpfa::PageConversion call;
+    call.pages = pages.value();
+    call.format = format.value();
+    call.ids = c.ids;
+    call.n = c.count;
+    call.mean = c.mean;
+    call.global = c.global;
+    call.counters = reinterpret_cast<unsigned long long*>(c.counters);
+    call.stream = c.stream;
+    const auto made = mpfa::convert_pages(call, target.value());
+    if (!made.ok()) return made.status();
+    mpfa::capi::set_converted(*c.pages, c.format, c.global, made.value(), *converted);
+    return {};
+  });
+}
+
 }  // extern "C"

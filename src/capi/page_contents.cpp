@@ -4,16 +4,13 @@
 
 #include "capi/pages.hpp"
 
-using mpfa::MutablePagePart;
 using mpfa::Status;
 using mpfa::capi::add_counters;
-using mpfa::capi::bytes_of;
 using mpfa::capi::check_list;
 using mpfa::capi::guarded;
 using mpfa::capi::invalid;
 using mpfa::capi::not_null;
-using mpfa::capi::set_data;
-using mpfa::capi::set_scales;
+using mpfa::capi::set_converted;
 using mpfa::capi::to_mutable;
 using mpfa::capi::to_pages;
 
@@ -67,18 +64,7 @@ mpfa_status mpfa_pages_convert(const mpfa_pages* pages, const char* format, cons
     const auto made = mpfa::convert_pages(source.value(), parsed.value(), std::span(ids, static_cast<size_t>(count)),
                                           mean, global, &met);
     if (!made.ok()) return made.status();
-    const mpfa::OperandPages& o = made.value().bytes;
-    *converted = *pages;
-    converted->format = format;
-    converted->global = global;
-    const auto part = [&](int64_t offset, const mpfa::PageStrides& strides) {
-      return MutablePagePart{static_cast<std::byte*>(pages->data), bytes_of(pages->data_bytes), offset, strides};
-    };
-    set_data(*converted, part(pages->data_offset, {o.data_page_stride, o.data_head_stride, o.data_row_stride}));
-    if (o.scales != nullptr) {
-      set_scales(*converted, part(pages->data_offset + (o.scales - o.data),
-                                  {o.scale_page_stride, o.scale_head_stride, o.scale_row_stride}));
-    }
+    set_converted(*pages, format, global, made.value(), *converted);
     add_counters(met, counters);
     return {};
   });

@@ -36,6 +36,21 @@ Result<PagesKind> to_kind(const char* call, const char* name, const mpfa_pages* 
   return PagesKind{format.value(), layout.value(), p->num_pages, p->page_size, p->kv_heads, p->head_dim};
 }
 
+void set_converted(const mpfa_pages& pages, const char* format, const float* global, const MutablePages& made,
+                   mpfa_pages& converted) {
+  const OperandPages& o = made.bytes;
+  converted = pages;
+  converted.format = format;
+  converted.global = global;
+  const auto part = [&](int64_t offset, const PageStrides& strides) {
+    return MutablePagePart{static_cast<std::byte*>(pages.data), bytes_of(pages.data_bytes), offset, strides};
+  };
+  set_data(converted, part(pages.data_offset, {o.data_page_stride, o.data_head_stride, o.data_row_stride}));
+  if (o.scales == nullptr) return;
+  set_scales(converted, part(pages.data_offset + (o.scales - o.data),
+                             {o.scale_page_stride, o.scale_head_stride, o.scale_row_stride}));
+}
+
 std::int64_t bytes_of(std::size_t n) {
   return static_cast<std::int64_t>(std::min<std::size_t>(n, std::numeric_limits<std::int64_t>::max()));
 }

@@ -13,6 +13,10 @@ namespace mpfa::capi {
 void set_data(mpfa_pages& p, const MutablePagePart& part);
 void set_scales(mpfa_pages& p, const MutablePagePart& part);
 
+/// Describes a pool that a conversion of `pages` made.
+void set_converted(const mpfa_pages& pages, const char* format, const float* global, const MutablePages& made,
+                   mpfa_pages& converted);
+
 /// A size as the library has it; one past its largest becomes that.
 [[nodiscard]] std::int64_t bytes_of(std::size_t n);
 

@@ -41,4 +41,27 @@ void test_devices(void) {
   CHECK_REFUSED(mpfa_write_slots(&write, MPFA_SM90, &error), MPFA_INVALID_ARGUMENT, "k_pages is NULL");
   write.struct_size = 8;
   CHECK_REFUSED(mpfa_write_slots(&write, MPFA_SM90, &error), MPFA_INVALID_ARGUMENT, "struct_size");
+
+  uint16_t page[16 * 2 * 64] = {0};
+  mpfa_pages pages, converted;
+  mpfa_pages_init(&pages, sizeof pages);
+  pages.format = "bf16";
+  pages.num_pages = 1;
+  pages.page_size = 16;
+  pages.kv_heads = 2;
+  pages.head_dim = 64;
+  CHECK(mpfa_pages_dense(&pages, "nhd", &error) == MPFA_OK);
+  pages.data = page;
+  mpfa_page_conversion c;
+  mpfa_page_conversion_init(&c, sizeof c);
+  CHECK_REFUSED(mpfa_convert_pages(NULL, MPFA_SM90, &converted, &error), MPFA_INVALID_ARGUMENT, "conversion is NULL");
+  CHECK_REFUSED(mpfa_convert_pages(&c, MPFA_SM90, &converted, &error), MPFA_INVALID_ARGUMENT, "pages is NULL");
+  c.pages = &pages;
+  CHECK_REFUSED(mpfa_convert_pages(&c, MPFA_SM90, &converted, &error), MPFA_INVALID_ARGUMENT, "format is NULL");
+  c.format = "mxfp5";
+  CHECK_REFUSED(mpfa_convert_pages(&c, MPFA_SM90, NULL, &error), MPFA_INVALID_ARGUMENT, "converted is NULL");
+  CHECK_REFUSED(mpfa_convert_pages(&c, MPFA_SM90, &pages, &error), MPFA_INVALID_ARGUMENT, "a struct of its own");
+  CHECK_REFUSED(mpfa_convert_pages(&c, MPFA_SM90, &converted, &error), MPFA_INVALID_ARGUMENT, "mxfp5");
+  c.format = "mxfp4";
+  CHECK_REFUSED(mpfa_convert_pages(&c, MPFA_CPU, &converted, &error), MPFA_UNSUPPORTED, "on the host use");
 }

@@ -1,4 +1,5 @@
-/* The C ABI on a CUDA device: a plan, attention on a stream over device memory, writes by slot, refusals. */
+/* The C ABI on a CUDA device: a plan, attention on a stream over device memory, writes by slot, conversions, refusals.
+ */
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdint.h>
@@ -56,6 +57,55 @@ static uint16_t to_bf16(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
   return (uint16_t)(bits >> 16);
+}
+
+/* Pages of bf16 become mxfp4 where they are, with the bytes of the host. */
+static void test_conversion(cudaStream_t stream) {
+  enum { kElements = kPages * kPageSize * kKvHeads * kHeadDim };
+  static uint16_t host[kElements], copied[kElements];
+  for (int i = 0; i < kElements; ++i) host[i] = to_bf16((float)((i * 29) % 83) / 9.0f - 4.0f);
+  mpfa_pages wide, converted, expected;
+  mpfa_pages_init(&wide, sizeof wide);
+  wide.format = "bf16";
+  wide.num_pages = kPages;
+  wide.page_size = kPageSize;
+  wide.kv_heads = kKvHeads;
+  wide.head_dim = kHeadDim;
+  CHECK(mpfa_pages_dense(&wide, "nhd", &error) == MPFA_OK && wide.data_bytes == sizeof host);
+  const int32_t ids[3] = {4, 0, 3};
+  float mean[kKvHeads * kHeadDim];
+  for (int i = 0; i < kKvHeads * kHeadDim; ++i) mean[i] = (float)(i % 5) / 4.0f;
+  mpfa_page_conversion c;
+  mpfa_page_conversion_init(&c, sizeof c);
+  c.pages = &wide;
+  c.format = "mxfp4";
+  c.ids = ids;
+  c.count = 3;
+  c.stream = stream;
+  wide.data = on_device(host, sizeof host);
+  CHECK_REFUSED(mpfa_convert_pages(&c, MPFA_SM90, &converted, &error), MPFA_INVALID_ARGUMENT,
+                "ids is not memory of the current device");
+  const uint64_t none[3] = {0, 0, 0};
+  uint64_t counters[3];
+  c.ids = on_device(ids, sizeof ids);
+  c.mean = on_device(mean, sizeof mean);
+  c.counters = on_device(none, sizeof none);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  CHECK(mpfa_convert_pages(&c, MPFA_SM90, &converted, &error) == MPFA_OK);
+  CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+  CHECK(cudaMemcpy(copied, wide.data, sizeof copied, cudaMemcpyDeviceToHost) == cudaSuccess);
+  CHECK(cudaMemcpy(counters, c.counters, sizeof counters, cudaMemcpyDeviceToHost) == cudaSuccess);
+  CHECK(converted.data == wide.data && converted.scales == wide.data);
+  void* const device = wide.data;
+  wide.data = host;
+  mpfa_counters met = {0, 0, 0};
+  CHECK(mpfa_pages_convert(&wide, "mxfp4", ids, 3, mean, NULL, &expected, &met, &error) == MPFA_OK);
+  CHECK(memcmp(copied, host, sizeof host) == 0);
+  CHECK(strcmp(converted.format, "mxfp4") == 0 && converted.scale_offset == expected.scale_offset);
+  CHECK(converted.data_head_stride == expected.data_head_stride);
+  CHECK(converted.scale_row_stride == expected.scale_row_stride);
+  CHECK(counters[0] == 0 && (int64_t)counters[1] == met.saturated_elements);
+  CHECK(cudaFree(device) == cudaSuccess);
 }
 
 static float tokens[kTokenElements], q32[kRow], want[kRow];
@@ -181,6 +231,7 @@ int main(void) {
   mpfa_plan_destroy(plan);
   mpfa_cache_destroy(cache);
   mpfa_recipe_destroy(recipe);
+  test_conversion(stream);
   if (failures == 0) printf("all C ABI checks on the device passed\n");
   return failures == 0 ? 0 : 1;
 }

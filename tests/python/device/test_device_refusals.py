@@ -125,13 +125,23 @@ def test_writes(view):
         each.write_slots(kv, kv, slots)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_memory_of_another_device(view, plan):
-    q = query()
-    with refused("q is not memory of the current device, 0, but of device 1; copy it there or make its"):
-        plan.attend(q.to("cuda:1"), out=q, stream=torch.cuda.current_stream())
-    with torch.cuda.device(1), refused("is not memory of the current device, 1, but of device 0"):
-        plan.attend(q, out=q)
+def test_conversions():
+    x = torch.zeros(3, 16, KV_HEADS, D, dtype=torch.bfloat16, device="cuda")
+    for options, text in (
+        ({"page_ids": torch.zeros(2, dtype=torch.int64, device="cuda")}, "page_ids is int64"),
+        ({"page_ids": [-1]}, "-1 is not a page id"),
+        ({"mean": torch.zeros(KV_HEADS, D)}, "mean is in host memory"),
+        ({"counters": torch.zeros(3, device="cuda")}, "counters is float32|counters is f32"),
+        ({"stream": "0"}, "stream is a str"),
+    ):
+        with refused(text):
+            mpfa.convert_pages(x, "mxfp4", **options)
+    with refused("pages hold mxfp4|mxfp4"):
+        mpfa.convert_pages(mpfa.convert_pages(x, "mxfp4")[0], "nvfp4")
+    with refused("lloyd4"):
+        mpfa.convert_pages(x, "lloyd4")
+    with refused("counters and stream are for pages in device memory"):
+        mpfa.convert_pages(x.cpu(), "mxfp4", stream=0)
 
 
 def test_memory_of_the_host_behind_a_cuda_interface(plan):

@@ -78,6 +78,46 @@ def test_a_cache_goes_there_and_back_bit_for_bit(recipe):
         empty.from_device(view)
 
 
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4", "int8_g64", "fp8_e4m3_static"])
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+def test_pages_are_converted_to_the_bytes_of_the_host(format, order):
+    shape = (6, PAGE, KV_HEADS, D) if order == "NHD" else (6, KV_HEADS, PAGE, D)
+    both = gaussian(6, 2, *shape[1:], dtype=torch.bfloat16, seed=6)  # K and V interleaved
+    both[2, 1] *= 1e5
+    here, there = (mpfa.Pages(x[:, 1], order=order) for x in (both.clone(), both.cuda()))
+    mean, scale = gaussian(KV_HEADS, D, seed=7), [0.5, 2.0] if "static" in format else None
+    counters = torch.zeros(3, dtype=torch.int64, device="cuda")
+    for ids in ([4, 0], torch.tensor([2, 99], dtype=torch.int32)):  # of the host, of the device
+        is_list = isinstance(ids, list)
+        want, met = mpfa.convert_pages(here, format, ids if is_list else [2], mean=mean, scale=scale)
+        ids = ids if is_list else ids.cuda()
+        got, empty = mpfa.convert_pages(there, format, ids, mean=mean.cuda(), scale=scale, counters=counters)
+        assert empty == {} and got.tag == want.tag and got.on_device
+        assert torch.equal(got.data.cpu().view(torch.int16), want.data.view(torch.int16))
+    assert counters.tolist()[1] >= met["saturated"]
+    everything = mpfa.Pages(both.cuda()[:, 0], order=order)
+    all_here = mpfa.Pages(both[:, 0], order=order)
+    mpfa.convert_pages(everything, format, scale=scale, stream=torch.cuda.current_stream())
+    mpfa.convert_pages(all_here, format, scale=scale)
+    assert torch.equal(everything.data.cpu().view(torch.int16), all_here.data.view(torch.int16))
+
+
+def test_attention_over_converted_pages():
+    x = gaussian(2, 5, PAGE, KV_HEADS, D, dtype=torch.bfloat16, seed=8).cuda()
+    view = mpfa.DevicePageView(
+        *(mpfa.convert_pages(pages, "mxfp4")[0] for pages in x.clone()),
+        page_table=torch.tensor([[3, 1], [0, 4]], dtype=torch.int32, device="cuda"),
+        lengths=torch.tensor([2 * PAGE, PAGE + 3], device="cuda"),
+    )
+    host = mpfa.PageView(
+        *(mpfa.convert_pages(pages, "mxfp4")[0] for pages in x.cpu()),
+        page_table=[[3, 1], [0, 4]],
+        lengths=[2 * PAGE, PAGE + 3],
+    )
+    q = gaussian(2, 1, 8, D, dtype=torch.bfloat16, seed=9)
+    assert (view.attend(q.cuda()).cpu() - host.attend(q)).abs().max() < 2e-2
+
+
 def test_joined_pages_of_an_engine():
     cache = filled_cache("nvfp4,centre=none")
     bytes_of_page = 2 * KV_HEADS * PAGE * (D // 2 + D // 16)
