@@ -54,9 +54,9 @@ void fetch_next(const Task& task, const PageRun& run, const Scratch& s, WordRows
   const std::int64_t key = s.next_tile + run.column;
   if (key < s.next_keys.begin || key >= s.next_keys.end) return;
   const std::int32_t* table = cache.page_table + task.sequence * cache.page_table_stride;
-  const std::int64_t slot = key % cache.page_size;
+  const std::int64_t slot = key % cache.page_size, id = table[key / cache.page_size];
   for (const int i : {0, 1}) {
-    const ConstPageBytes page = (i == 0 ? cache.k : cache.v).page(table[key / cache.page_size], task.kv_head);
+    const ConstPageBytes page = (i == 0 ? cache.k : cache.v).page(id, task.kv_head);
     rows.next[i] = page.data + slot * page.data_row_stride;
     rows.next_stride[i] = page.data_row_stride;
     const std::byte* scales = page.scales + slot * page.scale_row_stride;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "cpu/queries.hpp"
@@ -70,6 +71,16 @@ struct Row {
   float shift = 0.0F;         // natural-log units
 };
 
+/// The rows of a task. They are not cleared, which would cost as much as a tile of keys.
+class Rows {
+ public:
+  [[nodiscard]] Row& operator[](std::int64_t i) { return reinterpret_cast<Row*>(memory_)[i]; }
+  [[nodiscard]] const Row& operator[](std::int64_t i) const { return reinterpret_cast<const Row*>(memory_)[i]; }
+
+ private:
+  alignas(Row) std::byte memory_[kRowBlock * sizeof(Row)];
+};
+
 /// What a task works on: `count` rows of one (sequence, KV head).
 struct Task {
   const AttentionProblem* problem = nullptr;
@@ -79,7 +90,7 @@ struct Task {
   bool columns = false;  // by many_rows.hpp; a matter of the sequence, so that a row does not depend on its task
   const float* q_packed = nullptr;  // [count, head_dim]
   const float* q_wide = nullptr;
-  Row rows[kRowBlock];
+  Rows rows;
 };
 
 void reset(const AttentionProblem& problem, std::int64_t rows, OnlineState& state);
