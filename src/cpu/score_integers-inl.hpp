@@ -40,10 +40,10 @@ constexpr std::array<std::uint8_t, 64> digit_order() {
   return order;
 }
 
-/// Row r of a run; the lowest digits may change a product with elements of at most 1 / multiplier by `slack`. False
-/// when an element is not finite or out of proportion.
+/// Row r of a run; the lowest digits may change a product with elements of at most 1 / multiplier by `slack`. Marks the
+/// words whose lowest digits are not all 0. False when an element is not finite or out of proportion.
 MPFA_BYTES_ATTR inline bool pack_row(const RunLayout& at, const ByteCodes& codes, const float* x, std::int64_t r,
-                                     std::int32_t* out, float slack) {
+                                     std::int32_t* out, float slack, bool* marks) {
   constexpr std::int64_t kChannels = 16;  // of a vector: two words
   static constexpr auto kOrder = digit_order();
   const std::int64_t channels = at.run * 8;
@@ -74,6 +74,7 @@ MPFA_BYTES_ATTR inline bool pack_row(const RunLayout& at, const ByteCodes& codes
       out[at.low() + place * at.rows + r] = four[4 * i + 2];
       for (int n = 0; n < kDigits; ++n) sum[n] += sums[4 * i + n];
       size += sizes[4 * i + kDigits - 1];
+      marks[place / 2] |= sizes[4 * i + kDigits - 1] != 0;
     }
   }
   float limit = std::numeric_limits<float>::infinity();
@@ -103,15 +104,13 @@ const std::int32_t* pack_integers(const WordRows& k, std::int64_t rows, const fl
   for_passes(rows, [&](std::int64_t count, std::int64_t first) {
     const RunLayout at{run, count};
     for (std::int64_t w = 0; w < k.words; w += at.run, out += at.size()) {
+      bool marks[4] = {};
       for (std::int64_t r = 0; r < count; ++r)
-        fits &= pack_row(at, *codes, q + (first + r) * k.words * 8 + w * 8, r, out, slack);
+        fits &= pack_row(at, *codes, q + (first + r) * k.words * 8 + w * 8, r, out, slack, marks);
       out[at.least()] = *std::min_element(out + at.limits(), out + at.limits() + count);  // as floats: none is negative
       out[0] = 0;
-      for (std::int64_t i = 0; fits && i < at.run; ++i) {
-        const std::int32_t* low = out + at.low() + i * 2 * count;
-        if (std::any_of(low, low + 2 * count, [](std::int32_t x) { return x != 0; })) {
-          out[1 + out[0]++] = static_cast<std::int32_t>(i);
-        }
+      for (std::int64_t i = 0; i < at.run; ++i) {
+        if (marks[i]) out[1 + out[0]++] = static_cast<std::int32_t>(i);
       }
     }
   });

@@ -251,6 +251,9 @@ std::int64_t codes_per_word(formats::WordCode code) {
 }
 
 PackedQueries PackQueries(const WordRows& k, std::int64_t rows, const float* q, float slack, float* memory) {
+  if constexpr (kMayHaveBytes) {
+    if (const std::int32_t* integers = pack_integers(k, rows, q, slack, memory)) return {nullptr, integers};
+  }
   const std::int64_t channels = k.words * codes_per_word(k.code);
   for_passes(rows, [&](std::int64_t count, std::int64_t first) HWY_ATTR {
     float* out = memory + first * channels;
@@ -258,9 +261,7 @@ PackedQueries PackQueries(const WordRows& k, std::int64_t rows, const float* q, 
       for (std::int64_t c = 0; c < channels; ++c) out[c * count + r] = q[(first + r) * channels + c];
     }
   });
-  PackedQueries packed{memory, nullptr};
-  if constexpr (kMayHaveBytes) packed.integers = pack_integers(k, rows, q, slack, memory + rows * channels);
-  return packed;
+  return {memory, nullptr};
 }
 
 void Scores(const WordRows& k, std::int64_t keys, std::int64_t rows, const PackedQueries& q, float* s) {

@@ -18,7 +18,7 @@ namespace mpfa::cpu {
 /// Queries as score_keys() multiplies them, in memory of pack_queries().
 struct PackedQueries {
   const float* floats = nullptr;
-  const std::int32_t* integers = nullptr;  // null when the machine, the codes or the queries do not allow them
+  const std::int32_t* integers = nullptr;  // instead, where the machine, the codes and the queries allow them
 };
 
 /// Lays queries [rows, channels] out for keys like `k`; its codes and factors are not read. Scores may be off by
