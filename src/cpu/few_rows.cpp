@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
-#include <utility>
 
 #include "attention/logit.hpp"
 #include "attention/sequences.hpp"
@@ -181,7 +180,7 @@ void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
   for_page_runs(task, first, c, [&](const PageRun& run) { score(run_rows(task, run, true, s.factors, s), run); });
 }
 
-bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
+bool sum_words(const Task& task, std::int64_t first, KeyRange c, std::uint64_t left_out, Scratch& s) {
   const CacheView& cache = task.tensors->cache;
   const std::int64_t stride = padded(cache.head_dim_v);
   const float* from = s.packed.o;
@@ -191,7 +190,16 @@ bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch&
     if (s.format_v.has_minimum) finite &= add_minima(task, run, s);
     from = s.spare_o;
   };
-  if (s.bytes_v && (c.end - c.begin < kKeyTile || cache.page_size % kKeyTile != 0)) {
+  if (left_out != 0) {
+    std::copy_n(s.packed.o, task.count * stride, s.spare_o);
+    from = s.spare_o;
+    for_page_runs(task, first, c, [&](const PageRun& run) {
+      for (std::int64_t j = 0; j < run.count; ++j) {
+        const PageRun key{run.page, run.slot + j, 1, run.column + j};
+        if ((left_out >> key.column & 1) == 0) add(run_rows(task, key, false, s.factors, s), key);
+      }
+    });
+  } else if (s.bytes_v && (c.end - c.begin < kKeyTile || cache.page_size % kKeyTile != 0)) {
     add(gather_rows(task, first, c, false, s), {0, 0, kKeyTile, 0});
   } else {
     for_page_runs(task, first, c, [&](const PageRun& run) {
@@ -200,8 +208,6 @@ bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch&
       add(rows, run);
     });
   }
-  // A NaN or Inf in V shows in o even where its weight is 0, so the codes need no look of their own.
-  if (finite) std::swap(s.packed.o, s.spare_o);
   return finite;
 }
 

@@ -17,9 +17,10 @@ void expand_words(const Task& task, std::int64_t first, KeyRange c, bool is_k, f
                   Scratch& scratch);
 /// Scores of keys [first + c.begin, first + c.end), unscaled, to scratch.s.
 void score_words(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
-/// scratch.packed.o (order of value_index()) += P V over the same keys. False, with nothing done, when V holds a NaN or
-/// Inf.
-[[nodiscard]] bool accumulate_words(const Task& task, std::int64_t first, KeyRange c, Scratch& scratch);
+/// scratch.spare_o = scratch.packed.o (order of value_index()) + P V over the same keys, those left out whose bit is
+/// set. False when a sum is NaN or Inf, which one in V makes even where its key has no weight.
+[[nodiscard]] bool sum_words(const Task& task, std::int64_t first, KeyRange c, std::uint64_t left_out,
+                             Scratch& scratch);
 /// scratch.packed.o from value_index() to the order of the channels.
 void restore_channels(const Task& task, Scratch& scratch);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "attention/logit.hpp"
 #include "attention/sequences.hpp"
@@ -96,31 +97,61 @@ KeyRange see(const Task& task, std::int64_t first, Source source, Scratch& s) {
   return c;
 }
 
-/// O += P V for a tile with NaN or Inf in V: a row takes only the keys it gives weight to. `span` is that of
-/// value_index().
-void accumulate_selected(const Task& task, KeyRange c, const Scratch& s, std::int64_t span, float* o) {
+/// Keys of c with a NaN or Inf in V, as bits; V lies expanded in the scratch.
+std::uint64_t broken_keys(const Task& task, KeyRange c, const Scratch& s) {
+  const std::int64_t dv = padded(task.tensors->cache.head_dim_v);
+  std::uint64_t broken = 0;
+  for (std::int64_t j = c.begin; j < c.end; ++j) {
+    if (!all_finite(s.v + j * dv, dv)) broken |= std::uint64_t{1} << j;
+  }
+  return broken;
+}
+
+/// Row r of o += the keys among `broken` that it gives weight to. `span` is that of value_index().
+void add_broken(const Task& task, std::int64_t r, std::uint64_t broken, std::int64_t span, const Scratch& s, float* o) {
   const std::int64_t dv = task.tensors->cache.head_dim_v;
   const std::int64_t stride = padded(dv);
-  for (std::int64_t r = 0; r < task.count; ++r) {
-    for (std::int64_t j = c.begin; j < c.end; ++j) {
-      const float weight = s.s[r * kKeyTile + j];
-      if (weight == 0.0F) continue;
-      for (std::int64_t i = 0; i < dv; ++i) o[r * stride + value_index(i, span)] += weight * s.v[j * stride + i];
-    }
+  for (std::int64_t j = 0; j < kKeyTile; ++j) {
+    const float weight = s.s[r * kKeyTile + j];
+    if ((broken >> j & 1) == 0 || weight == 0.0F) continue;
+    for (std::int64_t i = 0; i < dv; ++i) o[r * stride + value_index(i, span)] += weight * s.v[j * stride + i];
   }
 }
 
-/// O += P V over columns c.
-void accumulate(const Task& task, std::int64_t first, Source source, KeyRange c, Scratch& s, float* o) {
-  const std::int64_t dv = padded(task.tensors->cache.head_dim_v);
-  const bool words = source == Source::pages && s.words_v;
-  if (words && accumulate_words(task, first, c, s)) return;
-  if (source == Source::pages) expand_v(task, first, c, s);
-  if (!words && all_finite(s.v + c.begin * dv, (c.end - c.begin) * dv)) {
-    gemm(task.count, c.end - c.begin, dv, s.s + c.begin, kKeyTile, s.v + c.begin * dv, dv, o, dv, true);
-  } else {
-    accumulate_selected(task, c, s, words ? value_span(s.format_v.code) : 1, o);
+/// O += P V after sum_words() found a sum that is not finite: the other rows keep what it made of them, and those with
+/// such a sum get it from the healthy keys first.
+void accumulate_broken(const Task& task, std::int64_t first, KeyRange c, Scratch& s) {
+  const std::int64_t dv = task.tensors->cache.head_dim_v, stride = padded(dv);
+  bool stands[kFewRows];
+  for (std::int64_t r = 0; r < task.count; ++r) {
+    stands[r] = all_finite(s.spare_o + r * stride, dv);
+    if (stands[r]) std::copy_n(s.spare_o + r * stride, dv, s.packed.o + r * stride);
   }
+  expand_v(task, first, c, s);
+  const std::uint64_t broken = broken_keys(task, c, s);
+  static_cast<void>(sum_words(task, first, c, broken, s));
+  expand_v(task, first, c, s);  // the sums needed its memory
+  for (std::int64_t r = 0; r < task.count; ++r) {
+    if (stands[r]) continue;
+    std::copy_n(s.spare_o + r * stride, dv, s.packed.o + r * stride);
+    add_broken(task, r, broken, value_span(s.format_v.code), s, s.packed.o);
+  }
+}
+
+/// O += P V over columns c. A NaN or Inf in V counts only in rows that give its key weight, and moves no bit of others.
+void accumulate(const Task& task, std::int64_t first, Source source, KeyRange c, Scratch& s, OnlineState& state) {
+  if (source == Source::pages && s.words_v) {
+    if (!sum_words(task, first, c, 0, s)) return accumulate_broken(task, first, c, s);
+    return std::swap(s.packed.o, s.spare_o);
+  }
+  const std::int64_t dv = padded(task.tensors->cache.head_dim_v);
+  if (source == Source::pages) expand_v(task, first, c, s);
+  const std::uint64_t broken = broken_keys(task, c, s);
+  for (std::int64_t r = 0; broken != 0 && r < task.count; ++r) add_broken(task, r, broken, 1, s, state.o);
+  for (std::int64_t j = c.begin; broken != 0 && j < c.end; ++j) {
+    if ((broken >> j & 1) != 0) std::fill_n(s.v + j * dv, dv, 0.0F);
+  }
+  gemm(task.count, c.end - c.begin, dv, s.s + c.begin, kKeyTile, s.v + c.begin * dv, dv, state.o, dv, true);
 }
 
 /// Weights of value_ops.hpp: blocks are at least 16 channels long, and at most kFewRows rows share a pass.
@@ -211,7 +242,7 @@ void add_tile(const Task& task, std::int64_t first, Source source, Scratch& s) {
   }
   softmax_tile(task, source, s, state);
   if (source == Source::pages) add_page_means(task, first, c, s, state.o);
-  accumulate(task, first, source, c, s, state.o);
+  accumulate(task, first, source, c, s, state);
 }
 
 }  // namespace mpfa::cpu

@@ -3,6 +3,7 @@
 #include "tests/cpu/every_format.hpp"
 
 #include <cmath>
+#include <limits>
 
 namespace mpfa::test {
 namespace {
@@ -91,28 +92,37 @@ TEST_P(EveryFormat, WeightsComeInTokenOrder) {
 }
 
 TEST_P(EveryFormat, LaterTokensChangeNoEarlierRow) {
-  constexpr std::int64_t n = 100;
+  constexpr std::int64_t n = 100, few = 4;
   const Tensor q = normal_from_table({1, n, 4, kDim}, 3);
   const Tensor k = normal_from_table({1, n, 2, kDim}, 1), v = normal_from_table({1, n, 2, kDim}, 2);
-  const auto run = [&](const Tensor& keys, const Tensor& values) {
+  const auto run = [&](const Tensor& keys, const Tensor& values, std::int64_t rows) {
     PagedCache cache = cache_of(1, n);
     EXPECT_TRUE(cache.append(keys.view(), values.view(), nullptr, nullptr, nullptr).ok());
-    AttentionProblem p = problem(n, n);
+    AttentionProblem p = problem(rows, n);
     p.batch = 1;
     AttentionTensors t;
-    t.q = q.view();
+    t.q = part(q, n - rows, rows);
     t.cache = cache.view();
     return answer(p, t);
   };
-  const Answer before = run(k, v);
-  for (const std::int64_t last : {0, 15, 16, 40, 63, 64}) {
-    Tensor k2 = k, v2 = v;
-    std::fill(k2.data.begin() + (last + 1) * 2 * kDim, k2.data.end(), -1e4F);
-    std::fill(v2.data.begin() + (last + 1) * 2 * kDim, v2.data.end(), 1e4F);
-    const Answer after = run(k2, v2);
-    const std::ptrdiff_t rows = (last + 1) * 4;
-    ASSERT_TRUE(std::equal(before.lse.begin(), before.lse.begin() + rows, after.lse.begin())) << last;
-    ASSERT_TRUE(std::equal(before.out.begin(), before.out.begin() + rows * kDim, after.out.begin())) << last;
+  // Rows of a prompt and of a verify step are computed in different ways.
+  for (const std::int64_t rows : {n, few}) {
+    const Answer before = run(k, v, rows);
+    for (const std::int64_t last : {0, 15, 16, 40, 63, 64, 96, 97, 98}) {
+      if (last < n - rows) continue;
+      for (const float later : {1e4F, 1e30F, std::numeric_limits<float>::infinity(), std::nanf("")}) {
+        Tensor k2 = k, v2 = v;
+        std::fill(k2.data.begin() + (last + 1) * 2 * kDim, k2.data.end(), -later);
+        std::fill(v2.data.begin() + (last + 1) * 2 * kDim, v2.data.end(), later);
+        const Answer after = run(k2, v2, rows);
+        const std::ptrdiff_t same = (last + 1 - (n - rows)) * 4;
+        const auto equal = [&](const std::vector<double>& a, const std::vector<double>& b, std::ptrdiff_t count) {
+          return std::equal(a.begin(), a.begin() + count, b.begin());
+        };
+        ASSERT_TRUE(equal(before.lse, after.lse, same)) << rows << " rows, " << last << ", then " << later;
+        ASSERT_TRUE(equal(before.out, after.out, same * kDim)) << rows << " rows, " << last << ", then " << later;
+      }
+    }
   }
 }
 

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <ctime>
 #include <thread>
 #include <vector>
 
@@ -54,6 +56,15 @@ TEST(ThreadPool, ConcurrentCallersDoNotWaitForEachOther) {
   }
   for (auto& t : callers) t.join();
   EXPECT_EQ(sum.load(), 4 * 50 * 190);
+}
+
+TEST(ThreadPool, IdleWorkersUseNoProcessorTime) {
+  ThreadPool pool;
+  run_tasks(over(pool), 100, 4, [](std::int64_t, int) {});
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const std::clock_t before = std::clock();  // of all threads of the process
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_LT(static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC, 0.02);
 }
 
 TEST(RunTasks, TheCallersExecutorRunsTheTasks) {
