@@ -135,17 +135,33 @@ HWY_INLINE void decode_any(W bits, std::int64_t blocks, float* out) {
   }
 }
 
-/// columns() for whole vectors of rows that adjoin.
+/// columns() of `count` rows that adjoin, a multiple of kKeys.
 template <class Factor, int kRowBytes>
-void whole_columns(const ScaleRows& x, float* factors) {
-  if constexpr (kRowBytes % Factor::kBytes == 0) {
-    constexpr int kWords = std::max(kRowBytes / 4, 1);
-    constexpr std::int64_t kBlocks = kRowBytes / kWords / Factor::kBytes;  // of a word
-    for (std::int64_t j = 0; j < x.count; j += kKeys) {
-      W bits[kWords];
-      load_rows<kRowBytes>(x.bytes + j * kRowBytes, bits);
-      for (int w = 0; w < kWords; ++w) decode_any<Factor>(bits[w], kBlocks, factors + w * kBlocks * kKeyTile + j);
-    }
+void whole_columns(const std::byte* rows, std::int64_t count, float* factors) {
+  constexpr int kWords = std::max(kRowBytes / 4, 1);
+  constexpr std::int64_t kBlocks = kRowBytes / kWords / Factor::kBytes;  // of a word
+  for (std::int64_t j = 0; j < count; j += kKeys) {
+    W bits[kWords];
+    load_rows<kRowBytes>(rows + j * kRowBytes, bits);
+    for (int w = 0; w < kWords; ++w) decode_any<Factor>(bits[w], kBlocks, factors + w * kBlocks * kKeyTile + j);
+  }
+}
+
+template <class Factor, int kRowBytes>
+constexpr WholeFactors whole() {
+  if constexpr (kRowBytes % Factor::kBytes == 0) return whole_columns<Factor, kRowBytes>;
+  return nullptr;
+}
+
+template <class Factor>
+WholeFactors whole_of(std::int64_t row_bytes) {
+  switch (row_bytes) {
+    case 1: return whole<Factor, 1>();
+    case 2: return whole<Factor, 2>();
+    case 4: return whole<Factor, 4>();
+    case 8: return whole<Factor, 8>();
+    case 16: return whole<Factor, 16>();
+    default: return nullptr;
   }
 }
 
@@ -154,16 +170,8 @@ void columns(const ScaleRows& x, float* factors) {
   constexpr std::int64_t kPerWord = 4 / Factor::kBytes;
   const std::int64_t row_bytes = x.blocks * Factor::kBytes;
   const std::int64_t words = (row_bytes + 3) / 4;
-  if (x.count % kKeys == 0 && x.stride == row_bytes) {
-    switch (row_bytes) {
-      case 1: return whole_columns<Factor, 1>(x, factors);
-      case 2: return whole_columns<Factor, 2>(x, factors);
-      case 4: return whole_columns<Factor, 4>(x, factors);
-      case 8: return whole_columns<Factor, 8>(x, factors);
-      case 16: return whole_columns<Factor, 16>(x, factors);
-      default: break;
-    }
-  }
+  const WholeFactors whole = x.stride == row_bytes && x.count % kKeys == 0 ? whole_of<Factor>(row_bytes) : nullptr;
+  if (whole != nullptr) return whole(x.bytes, x.count, factors);
   HWY_ALIGN std::byte copy[kVector * kMostRowBytes];
   for (std::int64_t j = 0; j < x.count; j += kKeys) {
     const std::byte* rows = x.bytes + j * x.stride;
@@ -180,6 +188,16 @@ void columns(const ScaleRows& x, float* factors) {
     for (std::int64_t w = 0; w < words; ++w) {
       decode_any<Factor>(scale_words(rows, stride, w), x.blocks - w * kPerWord, factors + w * kPerWord * kKeyTile + j);
     }
+  }
+}
+
+WholeFactors FindWholeFactors(ScaleType type, std::int64_t blocks) {
+  switch (type) {
+    case ScaleType::e8m0: return whole_of<E8m0Factor>(blocks);
+    case ScaleType::e4m3: return whole_of<E4m3Factor>(blocks);
+    case ScaleType::f16: return whole_of<F16Factor>(blocks * 2);
+    case ScaleType::f32: return whole_of<F32Factor>(blocks * 4);
+    default: return nullptr;
   }
 }
 
@@ -206,6 +224,9 @@ bool FactorColumns(ScaleType type, const ScaleRows& x, float* factors) {
   return true;
 }
 #else
+WholeFactors FindWholeFactors(ScaleType, std::int64_t) {
+  return nullptr;
+}
 bool FactorColumns(ScaleType, const ScaleRows&, float*) {
   return false;
 }
@@ -219,6 +240,16 @@ HWY_AFTER_NAMESPACE();
 namespace mpfa::cpu {
 
 HWY_EXPORT(FactorColumns);
+HWY_EXPORT(FindWholeFactors);
+
+WholeFactors whole_factors(const BlockFormat& f, std::int64_t head_dim, std::int64_t row_stride, float global) {
+  const std::int64_t blocks = head_dim / formats::channels_per_block(f, head_dim);
+  const std::int64_t bytes = f.scale == ScaleType::f32 ? 4 : f.scale == ScaleType::f16 ? 2 : 1;
+  const bool as_stored = f.element != Element::lloyd4 && (f.scale != ScaleType::e4m3 || global == 1.0F);
+  return as_stored && f.block_keys == 1 && row_stride == blocks * bytes
+             ? HWY_DYNAMIC_DISPATCH(FindWholeFactors)(f.scale, blocks)
+             : nullptr;
+}
 
 void read_factor_columns(const BlockFormat& f, std::int64_t head_dim, std::int64_t slot, std::int64_t count,
                          const ConstPageBytes& page, float global, float* factors, float* minima, float* spare) {

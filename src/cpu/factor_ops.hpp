@@ -20,4 +20,10 @@ struct ScaleRows {
 void read_factor_columns(const BlockFormat& f, std::int64_t head_dim, std::int64_t slot, std::int64_t count,
                          const ConstPageBytes& page, float global, float* factors, float* minima, float* spare);
 
+/// The same for rows that adjoin and a count that is a multiple of 16, without looking anything up.
+using WholeFactors = void (*)(const std::byte* rows, std::int64_t count, float* factors);
+/// Null when the format, the stride of its rows or a scale for all of them needs the other function.
+[[nodiscard]] WholeFactors whole_factors(const BlockFormat& f, std::int64_t head_dim, std::int64_t row_stride,
+                                         float global);
+
 }  // namespace mpfa::cpu

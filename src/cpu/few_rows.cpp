@@ -82,6 +82,11 @@ WordRows run_rows(const Task& task, const PageRun& run, bool is_k, float* factor
   const CacheView& cache = task.tensors->cache;
   const OperandPages& pages = is_k ? cache.k : cache.v;
   const ConstPageBytes page = pages.page(run.page, task.kv_head);
+  const WholeFactors whole = is_k ? s.whole_k : s.whole_v;
+  if (whole != nullptr && run.count % 16 == 0) {
+    whole(page.scales + run.slot * page.scale_row_stride, run.count, factors);
+    return rows_at(is_k ? s.rows_k : s.rows_v, page, run.slot, factors);
+  }
   read_factor_columns(is_k ? cache.k_format : cache.v_format, is_k ? cache.head_dim : cache.head_dim_v, run.slot,
                       run.count, page, pages.global_scale(task.kv_head), factors, s.minima, s.v);
   return rows_at(is_k ? s.rows_k : s.rows_v, page, run.slot, factors);
@@ -133,8 +138,11 @@ void choose_words(const Task& task, Scratch& s) {
   }
   s.words_v &= !affine_v;
   s.format_k = k, s.format_v = v;
-  if (s.words_k) s.rows_k = rows_of(k, cache.head_dim);
-  if (s.words_v) s.rows_v = rows_of(v, cache.head_dim_v);
+  const auto whole = [&](const BlockFormat& f, std::int64_t d, const OperandPages& pages) {
+    return whole_factors(f, d, pages.scale_row_stride, pages.global_scale(task.kv_head));
+  };
+  if (s.words_k) s.rows_k = rows_of(k, cache.head_dim), s.whole_k = whole(cache.k_format, cache.head_dim, cache.k);
+  if (s.words_v) s.rows_v = rows_of(v, cache.head_dim_v), s.whole_v = whole(cache.v_format, cache.head_dim_v, cache.v);
   const bool rounds = task.problem->recipe.p != PMode::f32;  // to 16 bits or fewer
   s.bytes_v = s.words_v && !task.columns && rounds && value_bytes(s.rows_v, s.value_bytes);
   if (s.bytes_v) s.rows_v.bytes = &s.value_bytes;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/factor_ops.hpp"
 #include "cpu/queries.hpp"
 #include "cpu/score_ops.hpp"
 #include "cpu/tile_ops.hpp"
@@ -48,7 +49,8 @@ struct Scratch {
   bool words_k = false, words_v = false, bytes_v = false;
   ValueBytes value_bytes;  // with bytes_v
   formats::WordFormat format_k, format_v;
-  WordRows rows_k, rows_v;     // of those formats, with words_k and words_v
+  WordRows rows_k, rows_v;  // of those formats, with words_k and words_v
+  WholeFactors whole_k = nullptr, whole_v = nullptr;
   std::int64_t next_tile = 0;  // first key of the tile that follows
   KeyRange next_keys;          // its keys that some row sees; empty for none
   KeyRange seen_by_all;        // packed keys that every row sees
