@@ -13,18 +13,22 @@ constexpr int kDigits = 3;  // from the highest
 /// The largest integer whose three digits are signed bytes.
 constexpr float kLargest = 127 * 65536 + 127 * 256 + 127;
 
+constexpr float kBias = 0x1.8p23F;
+
 /// What a pass needs of a run of words, one after the other: how many words have lowest digits that are not all 0,
 /// these words, the float factor of a key up to which a row leaves its lowest digits out [rows] and the least of these,
-/// starts of the sums (what the offset of the codes adds, taken off) and float scales [digits, rows], then per word of
-/// the run the two higher digits [2 halves, 2, rows] and the lowest [2 halves, rows], four bytes each. Half 0 has the
-/// even channels.
+/// starts of the sums (what the offset of the codes adds, taken off) and float scales [digits, rows], what takes the
+/// bias of the two higher digits off [rows], then per word of the run these digits [2 halves, 2, rows] and the lowest
+/// [2 halves, rows], four bytes each. Half 0 has the even channels. Sums of the higher digits start at kBias, the bits
+/// of a float with integer steps: they are floats from the start, and need no conversion.
 struct RunLayout {
   std::int64_t run, rows;
   [[nodiscard]] constexpr std::int64_t limits() const { return 1 + run; }
   [[nodiscard]] constexpr std::int64_t least() const { return limits() + rows; }
   [[nodiscard]] constexpr std::int64_t starts() const { return least() + 1; }
   [[nodiscard]] constexpr std::int64_t scales() const { return starts() + kDigits * rows; }
-  [[nodiscard]] constexpr std::int64_t high() const { return scales() + kDigits * rows; }
+  [[nodiscard]] constexpr std::int64_t unbias() const { return scales() + kDigits * rows; }
+  [[nodiscard]] constexpr std::int64_t high() const { return unbias() + rows; }
   [[nodiscard]] constexpr std::int64_t low() const { return high() + 4 * rows * run; }
   [[nodiscard]] constexpr std::int64_t size() const { return low() + 2 * rows * run; }
 };
@@ -79,10 +83,12 @@ MPFA_BYTES_ATTR inline bool pack_row(const RunLayout& at, const ByteCodes& codes
   }
   float limit = std::numeric_limits<float>::infinity();
   for (int n = 0; n < kDigits; ++n) {
-    out[at.starts() + n * at.rows + r] = -codes.offset * sum[n];
+    const std::int32_t bias = n < kDigits - 1 ? std::bit_cast<std::int32_t>(kBias) : 0;
+    out[at.starts() + n * at.rows + r] = bias - codes.offset * sum[n];
     const float scale = formats::power_of_two(8 * (kDigits - 1 - n)) * formats::power_of_two(-shift) / codes.multiplier;
     out[at.scales() + n * at.rows + r] = std::bit_cast<std::int32_t>(scale);
     if (n == kDigits - 1 && size != 0) limit = slack / (static_cast<float>(size) * scale);
+    if (n == kDigits - 1) out[at.unbias() + r] = std::bit_cast<std::int32_t>(-kBias * (65536.0F + 256.0F) * scale);
   }
   out[at.limits() + r] = std::bit_cast<std::int32_t>(limit);
   return true;
@@ -147,14 +153,17 @@ MPFA_BYTES_ATTR HWY_INLINE void add_word(const std::uint32_t* words, __m512i tab
   }
 }
 
-/// x += scaled sums.
-template <int kRows, int kCount>
-MPFA_BYTES_ATTR HWY_INLINE void add_scaled(const __m512i (&sum)[kGroups][kCount][kRows], const std::int32_t* scales,
+/// x = scaled sums of the two higher digits, exactly.
+template <int kRun, int kRows>
+MPFA_BYTES_ATTR HWY_INLINE void scale_high(const __m512i (&sum)[kGroups][2][kRows], const std::int32_t* q,
                                            __m512 (&x)[kGroups][kRows]) {
-  for (int n = 0; n < kCount; ++n) {
-    for (int r = 0; r < kRows; ++r) {
-      const __m512 scale = _mm512_castsi512_ps(_mm512_set1_epi32(scales[n * kRows + r]));
-      for (int g = 0; g < kGroups; ++g) x[g][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[g][n][r]), scale, x[g][r]);
+  constexpr RunLayout at{kRun, kRows};
+  const auto all = [&](std::int64_t i) MPFA_BYTES_ATTR { return _mm512_castsi512_ps(_mm512_set1_epi32(q[i])); };
+  for (int r = 0; r < kRows; ++r) {
+    const __m512 high = all(at.scales() + r), middle = all(at.scales() + kRows + r), unbias = all(at.unbias() + r);
+    for (int g = 0; g < kGroups; ++g) {
+      x[g][r] = _mm512_fmadd_ps(_mm512_castsi512_ps(sum[g][0][r]), high, unbias);
+      x[g][r] = _mm512_fmadd_ps(_mm512_castsi512_ps(sum[g][1][r]), middle, x[g][r]);
     }
   }
 }
@@ -200,13 +209,13 @@ MPFA_BYTES_ATTR const std::int32_t* score_bytes(const WordRows& k, std::int64_t 
     for (__m512& t : row) t = _mm512_setzero_ps();
   }
   for (std::int64_t w = 0; w < k.words; w += at.run, words += at.run * kLine, q += at.size()) {
-    __m512 x[kGroups][kRows] = {};
+    __m512 x[kGroups][kRows];
     __m512i high[kGroups][2][kRows];
     start_sums(q + at.starts(), high);
     for (std::int64_t i = 0; i < at.run; ++i) {
       add_word(words + i * kLine, table, q + at.high() + i * 4 * kRows, high);
     }
-    add_scaled(high, q + at.scales(), x);
+    scale_high<kRun, kRows>(high, q, x);
     __m512 factor[kGroups];
     for (int g = 0; g < kGroups; ++g) factor[g] = _mm512_loadu_ps(factors + g * kVector);
     if (q[0] != 0) add_low<kRun, kRows>(words, table, q, factor, x);
