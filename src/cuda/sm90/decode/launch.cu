@@ -30,9 +30,16 @@ DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_
 }
 
 /// Teams of a block for `outputs`. A fixed split has one, since its sums must not depend on the number of outputs.
-std::int32_t choose_teams(const DecodeLaunch& l, std::int64_t outputs) {
-  if (l.row_tiles > 1 || l.fixed_split > 0 || 8 * outputs <= 9 * l.blocks) return 1;
-  return outputs <= 2 * l.blocks ? 2 : 4;
+std::int32_t choose_teams(const DecodeShape& shape, const DecodeLaunch& l, std::int64_t outputs) {
+  if (l.row_tiles > 1 || l.fixed_split > 0 || outputs <= l.blocks) return 1;
+  for (const std::int32_t teams : {2, 4}) {  // a whole output for each
+    if (outputs <= teams * l.blocks && outputs * 17 >= teams * l.blocks * 16) return teams;
+  }
+  // With parts of outputs, or several, teams gain the less the fewer warps a block has: 16, 8 to 12, 4.
+  const std::int32_t row_bits =
+      shape.head_dim * (operand_info(shape.operands.key).bits + operand_info(shape.operands.value).bits);
+  if (row_bits <= 1024) return 8 * outputs <= 9 * l.blocks ? 1 : outputs <= 2 * l.blocks ? 2 : 4;
+  return row_bits <= 2048 && outputs > 2 * l.blocks ? 2 : 1;
 }
 
 /// Whether 32 bits hold all strides, which saves instructions.
@@ -100,7 +107,7 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   l.fixed_split = std::max(shape.fixed_split_keys / kTileKeys, shape.fixed_split_keys > 0 ? l.least_chunk : 0);
 
   l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
-  l.teams = choose_teams(l, lines);
+  l.teams = choose_teams(shape, l, lines);
   const std::int64_t chunks =
       l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split) : l.blocks * l.teams;
   const auto slots = static_cast<std::size_t>(chunks + lines);
