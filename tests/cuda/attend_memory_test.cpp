@@ -123,16 +123,21 @@ TEST_P(Memories, BatchMatesChangeNoBit) {
   }
 }
 
+/// One after another, and with anything in the workspace; sequences of different and of equal length.
 TEST_P(Memories, RepeatedCallsAreEqual) {
-  const Tensor k = gaussian({3, 3000, 2, 128}, 11);
-  Case c(gaussian({3, 2, 12, 128}, 12), k, gaussian(k.shape, 13), {format(), 64, {3000, 1000, 77}});
-  DeviceCall call(c);
-  ASSERT_TRUE(call.run().ok());
-  const std::vector<std::uint64_t> first = result_bits(call);
-  for (int i = 0; i < 50; ++i) {
-    ASSERT_TRUE(call.enqueue(nullptr).ok());
-    require(cudaDeviceSynchronize());
-    ASSERT_EQ(result_bits(call), first) << "call " << i;
+  for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{3000, 1000, 77}, {3000}}) {
+    const auto batch = static_cast<std::int64_t>(lengths.size());
+    const Tensor k = gaussian({batch, 3000, 2, 128}, 11);
+    Case c(gaussian({batch, 2, 8, 128}, 12), k, gaussian(k.shape, 13), {format(), 64, lengths});
+    DeviceCall call(c);
+    ASSERT_TRUE(call.run().ok());
+    const std::vector<std::uint64_t> first = result_bits(call);
+    for (int i = 0; i < 50; ++i) {
+      if (i % 3 == 1) call.fill_workspace(i * 5);
+      ASSERT_TRUE(call.enqueue(nullptr).ok());
+      require(cudaDeviceSynchronize());
+      ASSERT_EQ(result_bits(call), first) << "call " << i << ", batch " << batch;
+    }
   }
 }
 

@@ -21,6 +21,11 @@ __device__ __forceinline__ void keep_in_register(const T*& x) {
   asm("" : "+l"(x));
 }
 
+/// Keeps what depends on the value from being computed, and held in registers, before this.
+__device__ __forceinline__ void compute_here(std::int32_t& x) {
+  asm volatile("" : "+r"(x));
+}
+
 /// 16 bytes from global to shared memory, past the first-level cache.
 __device__ __forceinline__ void copy_async16(std::uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -159,6 +164,36 @@ __device__ __forceinline__ void store_remote(std::uint32_t to, float4 v) {
 }
 __device__ __forceinline__ void store_remote(std::uint32_t to, float2 v) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v.x), "f"(v.y) : "memory");
+}
+
+/// A barrier in shared memory that opens once when `bytes` have come by store_async; for other blocks that pass the
+/// cluster's barrier after it.
+__device__ __forceinline__ void start_barrier(std::uint32_t barrier, std::int32_t bytes) {
+  asm volatile(
+      "mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
+      "fence.mbarrier_init.release.cluster;\n\t"
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+      "r"(bytes)
+      : "memory");
+}
+__device__ __forceinline__ void wait_barrier(std::uint32_t barrier) {
+  asm volatile(
+      "{.reg .pred p;\n"
+      "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], 0;\n\t"
+      "@!p bra again;}" ::"r"(barrier)
+      : "memory");
+}
+/// To another block's shared memory, counted by its barrier.
+__device__ __forceinline__ void store_async(std::uint32_t to, float4 v, std::uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void store_async(std::uint32_t to, float2 v, std::uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to),
+               "f"(v.x), "f"(v.y), "r"(barrier)
+               : "memory");
 }
 
 /// Asks for a line of 128 bytes of the second-level cache; any address will do.

@@ -92,6 +92,8 @@ class DeviceCall {
     workspace_ = memory_.copy<std::byte>(nullptr, plan_.workspace_bytes);
     return {};
   }
+  /// Whatever lay in the workspace must not matter. Needs prepare.
+  void fill_workspace(int byte) { require(cudaMemset(workspace_, byte, plan_.workspace_bytes)); }
   /// Outputs become NaN first. Needs prepare.
   Status enqueue(void* stream) {
     require(cudaMemsetAsync(out_, 0xFF, rows_ * problem_.head_dim_v * 2, static_cast<cudaStream_t>(stream)));

@@ -7,8 +7,10 @@
 namespace mpfa::sm90 {
 
 inline constexpr int kTileKeys = 32;
-inline constexpr int kMaxSplits = 512;  // partial results of one row
-inline constexpr int kMostCluster = 8;  // blocks of an output that merge through shared memory
+inline constexpr int kMaxSplits = 512;   // partial results of one row
+inline constexpr int kArrivalStep = 16;  // counters of 8 bytes on a line each
+// Blocks of an output that merge through shared memory, and up to which capacity.
+inline constexpr int kMostClusterLog = 3, kMostCluster = 1 << kMostClusterLog, kMostClusterKeys = 8192;
 
 /// Shared memory of a tile's scales as the MMA loops read them, see scales.cuh.
 constexpr int key_scale_bytes(ScaleKind kind, int chunks) {
@@ -71,7 +73,7 @@ struct DecodeConfig {
   static constexpr int kWarpBytes = 2 * kStageBytes + kLastStageBytes + kKScaleBytes + kVScaleBytes;
   static constexpr int kQueryBytes = kRowTiles * kChunks * 512;
   /// What the blocks of a cluster send each other in a direct call: places and their states, see direct.cuh.
-  static constexpr int kClusterBytes = kDirect && kTeamCount == 1 && kD <= 128 ? kOutBytes + kOutBytes / 16 : 0;
+  static constexpr int kClusterBytes = kDirect && kTeamCount == 1 && kD <= 128 ? kOutBytes + kOutBytes / 16 + 16 : 0;
   static constexpr int kMostSharedBytes = 227 * 1024, kOtherBytes = kQueryBytes + 8 * kRows * 4 + 256 + kClusterBytes;
 
   // One block a multiprocessor: of two, the hardware prefers the older one, which is done long before the other.

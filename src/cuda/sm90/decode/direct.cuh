@@ -39,15 +39,19 @@ __device__ __forceinline__ Piece direct_piece(const DecodeParams& p) {
   return piece;
 }
 
+/// The warp's counter of arrivals.
+template <class Config>
+__device__ __forceinline__ std::uint64_t* arrivals_of_warp(const DecodeParams& p, const Piece& piece) {
+  const std::int32_t output = piece.b * p.kv_heads + piece.head;
+  return p.arrivals + (output * Config::kWarps + team_warp<Config>()) * kArrivalStep;
+}
+
 /// Whether the warp is the last one of the output with its places.
 template <class Config>
 __device__ __forceinline__ bool last_warp_of_output(const DecodeParams& p, const Piece& piece) {
   __syncwarp();
   bool last = false;
-  if (threadIdx.x % 32 == 0) {
-    const std::int32_t output = piece.b * p.kv_heads + piece.head;
-    last = last_arrival(p.arrivals + output * Config::kWarps + team_warp<Config>(), piece.count);
-  }
+  if (threadIdx.x % 32 == 0) last = last_arrival(arrivals_of_warp<Config>(p, piece), piece.count);
   last = __any_sync(0xFFFFFFFFU, last);
   __syncwarp();
   return last;
@@ -68,14 +72,25 @@ struct ClusterExchange {
     return (block * kPlaces >> log) + (i >> (3 + log)) * 8 + i % 8;
   }
   [[nodiscard]] __device__ __forceinline__ float2* states() const { return reinterpret_cast<float2*>(outs + kPlaces); }
-  __device__ __forceinline__ void send(int block, int i, const Partial& x) const {
-    ptx::store_remote(ptx::remote_address(ptx::shared_address(outs + at(block, i)), owner(i)), x.out);
-    if (i % 8 != 0) return;
-    ptx::store_remote(ptx::remote_address(ptx::shared_address(states() + at(block, i) / 8), owner(i)),
-                      make_float2(x.max, x.sum));
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t barrier() const {
+    return ptx::shared_address(states() + kPlaces / 8);
   }
-  /// The lane's share.
+
+  /// One thread, before the cluster's barrier: how much all blocks send for the block's groups of `places`.
+  __device__ __forceinline__ void expect(int block, std::int32_t places) const {
+    const std::int32_t own = (places / 8 - block + (1 << log) - 1) >> log;
+    ptx::start_barrier(barrier(), (own << log) * static_cast<std::int32_t>(8 * sizeof(float4) + sizeof(float2)));
+  }
+  __device__ __forceinline__ void send(int block, int i, const Partial& x) const {
+    const std::uint32_t to = owner(i), done = ptx::remote_address(barrier(), to);
+    ptx::store_async(ptx::remote_address(ptx::shared_address(outs + at(block, i)), to), x.out, done);
+    if (i % 8 != 0) return;
+    ptx::store_async(ptx::remote_address(ptx::shared_address(states() + at(block, i) / 8), to),
+                     make_float2(x.max, x.sum), done);
+  }
+  /// Waits for what all blocks have sent; the lane's share of it.
   [[nodiscard]] __device__ __forceinline__ Partial receive(int i) const {
+    ptx::wait_barrier(barrier());
     return gather<kMostCluster / kShares>([&](int k) -> Partial {
       const int block = static_cast<int>(threadIdx.x) % 32 / 8 + kShares * k;
       if (block >> log != 0) return no_keys();
@@ -117,12 +132,7 @@ __device__ __forceinline__ void finish_directly(const DecodeParams& p, const Wor
         put_partial<Config>(p, piece, i, x);
       }
     }
-    if (merges) {
-      ptx::arrive_cluster();
-      ptx::wait_cluster();
-    } else if (!last_warp_of_output<Config>(p, piece)) {
-      return;
-    }
+    if (!merges && !last_warp_of_output<Config>(p, piece)) return;
   }
 #pragma unroll 1
   for (int i = first; i < places; i += kStep) {
@@ -152,7 +162,7 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
   if (lane < p.batch) lengths = p.lengths[lane];
   Walk<Config> walk(p);
   walk.enter(piece.b, 0, warp * p.splits + piece.index, Config::kWarps * p.splits);
-  walk.ask((p.max_kv - 1) / kTileKeys);
+  walk.ask((p.max_kv + kTileKeys - 1) / kTileKeys - 1);
   s.sq = p.sq;
   RawQuery<Config> query = load_query<Config>(p, work);
   const float global = key_global(p, piece.head);
@@ -179,12 +189,17 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
   piece.count = min(p.splits, max(s.tiles, 1));
   const bool merges = clustered<Config>(p, piece);
   if (!there || (piece.index >= piece.count && !merges)) return true;
-  if (merges) ptx::arrive_cluster_relaxed();
+  if (merges) {
+    const ClusterExchange<Config> cluster(exchange, p.cluster_log);
+    if (threadIdx.x == 0) cluster.expect(piece.index, min(Config::kRows, p.sq * p.group) * (Config::kD / 4));
+    ptx::arrive_cluster_relaxed();
+  }
   const auto tiles =
       static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(s.tiles - piece.index + p.splits - 1), p.split_div));
   store_query<Config>(p, work, global, query, exchange);
   walk.start_copies((tiles - warp + Config::kWarps - 1) / Config::kWarps, memory);
 
+  if (piece.count > 1 && !merges && lane == 0) ptx::prefetch(arrivals_of_warp<Config>(p, piece));
   State<Config> state;
   clear_state<Config>(state);
   sync_team<Config>();

@@ -112,8 +112,11 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
       l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split) : l.blocks * l.teams;
   const auto slots = static_cast<std::size_t>(chunks + lines);
   // Direct calls count the warps of an output, and there are no direct calls of more outputs than blocks.
-  const std::int64_t counted = lines <= l.blocks ? lines * decode_warps(64, 1) : lines;
+  const std::int64_t counted = lines <= l.blocks ? lines * decode_warps(64, 1) * kArrivalStep : lines;
   const auto channels = static_cast<std::size_t>(kernel_head_dim(shape.head_dim));
+  // Half of the multiprocessors are enough for few keys, and not more clusters than can be there at once.
+  l.clusters = shape.batch == 1 && kernel_head_dim(shape.head_dim) <= 128 && shape.max_kv <= kMostClusterKeys &&
+               lines * kMostCluster * 8 <= multiprocessors * 7;
   l.arrivals = align(sizeof(std::int32_t));
   l.states = l.arrivals + align(static_cast<std::size_t>(counted) * sizeof(std::uint64_t));
   l.outs = l.states + align(slots * block_rows * (channels / 32) * sizeof(float2));
@@ -142,12 +145,11 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.splits = teams / (params.batch * lines);
   params.pairs = params.splits == 2 && params.fixed_split == 0 && blocks % 2 == 0 && kernel.pairs ? 1 : 0;
   params.direct = kind == KernelCase::plain && launch.row_tiles == 1 && may_be_direct(params, teams);
-  if (params.direct != 0 && shape.head_dim <= 128) {
-#ifdef V_C8
-    if (params.batch == 1 && shape.max_kv <= V_C8 && params.splits > 8 && lines * 8 <= 112)
-      params.splits = 8, blocks = lines * 8, params.cluster_log = 3;
-#endif
-    if (params.pairs != 0) params.cluster_log = 1;
+  if (params.direct != 0 && launch.clusters != 0 && params.splits > kMostCluster) {
+    params.splits = kMostCluster, params.cluster_log = kMostClusterLog;
+    blocks = lines * kMostCluster;
+  } else if (params.direct != 0 && params.pairs != 0 && kernel_head_dim(shape.head_dim) <= 128) {
+    params.cluster_log = 1;
   }
   params.split_div = make_divisor(static_cast<std::uint32_t>(params.splits));
   params.taken = reinterpret_cast<std::int32_t*>(memory);

@@ -77,7 +77,7 @@ struct DecodeParams {
   std::int32_t fixed_split;  // tiles of a split; 0: chosen from the lengths, so that every block is busy
   std::int32_t least_chunk;  // tiles: no row has more than kMaxSplits partial results
   std::int32_t* taken;       // chunks that blocks drew after their first one, zero at the start; of fixed splits
-  std::uint64_t* arrivals;   // [batch * kv_heads * row_blocks, warps of direct calls], see last_arrival
+  std::uint64_t* arrivals;   // [batch * kv_heads * row_blocks], or of direct calls [.., warps, step], see last_arrival
   float* partial_out;        // [max_items, rows, d] not normalised
   float2* partial_state;     // [max_items, rows, d / 32] (maximum in the log2 domain, sum)
 };

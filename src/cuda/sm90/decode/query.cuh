@@ -27,7 +27,10 @@ struct RawQuery {
 template <class Config, class F>
 __device__ __forceinline__ void for_query_parts(F&& f) {
   // From the last warp on, which has the fewest tiles.
-  const int warp = Config::kWarps - 1 - team_warp<Config>(), own = threadIdx.x % 32 / 4;
+  std::int32_t thread = threadIdx.x;
+  ptx::compute_here(thread);
+  if constexpr (Config::kTeams > 1) thread %= Config::kThreads;
+  const int warp = Config::kWarps - 1 - thread / 32, own = thread % 32 / 4;
 #pragma unroll
   for (int i = 0; i < RawQuery<Config>::kOwn; ++i) {
     const int part = warp + i * Config::kWarps, place = part * 8 + own;
