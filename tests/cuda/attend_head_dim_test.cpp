@@ -26,7 +26,9 @@ TEST_P(HeadDims, AgreeWithTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(, HeadDims,
                          testing::Values("mxfp4", "nvfp4", "kv=fp8_e4m3,p=bf16", "mxfp4,v_mean=mean", "mpfa,p=bf16",
-                                         "bf16"),
+                                         "bf16", "int4", "kv=int4_g32,p=bf16", "kv=int4_g64,p=bf16", "int8",
+                                         "kv=int8_g32,p=bf16", "kv=int8_g128,p=bf16", "kv=mxfp4_f32,p=bf16",
+                                         "kv=mxfp4_f32_b64,p=bf16", "mxfp4,sink=3,recent=20", "int4,v_mean=page"),
                          [](const auto& p) {
                            std::string name;
                            for (const char ch : std::string(p.param)) name += std::isalnum(ch) != 0 ? ch : '_';
@@ -34,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(, HeadDims,
                          });
 
 TEST(HeadDim, OthersAreRefused) {
-  for (const auto& [format, d] : {std::pair{"mxfp4", 72}, {"nvfp4", 288}, {"int4", 96}}) {
+  for (const auto& [format, d] : {std::pair{"mxfp4", 72}, {"nvfp4", 288}, {"int4", 24}}) {
     Case c(gaussian({1, 1, 2, d}, 1), gaussian({1, 20, 1, d}, 2), gaussian({1, 20, 1, d}, 3), {format, 16, {}});
     DeviceCall call(c);
     EXPECT_NE(call.run().message().find("the same multiple of 16 from 32 to 256"), std::string::npos) << format;

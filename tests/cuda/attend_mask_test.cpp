@@ -180,15 +180,15 @@ TEST(Alibi, AsTheReference) {
   }
 }
 
-/// NaN in tokens reaches the rows that see them: `set` breaks a token, causal rows and a mask decide who sees it.
+/// NaN and infinity in tokens reach the rows that see them: causal rows and a mask decide who does.
 class BrokenTokens : public testing::TestWithParam<const char*> {};
 
 TEST_P(BrokenTokens, ReachOnlyTheRowsThatSeeThem) {
-  for (const bool in_k : {false, true}) {
+  for (const auto& [in_k, value] : {std::pair{false, NAN}, {true, NAN}, {false, INFINITY}}) {
     for (const std::int64_t broken : {70, 97}) {
       Tensor k = gaussian({1, 100, 2, 128}, 41), v = gaussian({1, 100, 2, 128}, 42);
-      (in_k ? k : v).at(0, broken, 1, 40) = NAN;
-      Case c(gaussian({1, 5, 6, 128}, 43), k, v, {GetParam(), 32, {}});
+      (in_k ? k : v).at(0, broken, 1, 40) = value;
+      Case c(gaussian({1, 5, 6, 128}, 43), k, v, {"kv=" + std::string(GetParam()) + ",p=bf16", 32, {}});
       c.problem.causal = true;
       expect_matches(c);  // 97 is seen by the last 3 of 5 rows
       std::vector<std::uint8_t> mask(5 * 100, 1);
@@ -199,8 +199,10 @@ TEST_P(BrokenTokens, ReachOnlyTheRowsThatSeeThem) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(, BrokenTokens, testing::Values("kv=mxfp4,p=bf16", "kv=nvfp4,p=bf16", "kv=fp8_e4m3,p=bf16"),
-                         [](const auto& p) { return std::string(p.param).substr(3, 5); });
+INSTANTIATE_TEST_SUITE_P(, BrokenTokens,
+                         testing::Values("mxfp4", "nvfp4", "fp8_e4m3", "mxfp4_f32", "mxfp4_f32_b64", "int4", "int4_g32",
+                                         "int4_g128", "int8", "int8_g64", "bf16"),
+                         [](const auto& p) { return std::string(p.param); });
 
 TEST(Mask, BadOnesAreNamed) {
   Case c(gaussian({1, 1, 4, 128}, 1), gaussian({1, 64, 2, 128}, 2), gaussian({1, 64, 2, 128}, 3), {"mxfp4", 64, {}});

@@ -109,12 +109,63 @@ TEST_P(WideTokens, MoreOutputsThanMultiprocessors) {
 INSTANTIATE_TEST_SUITE_P(, WideTokens,
                          testing::Values("mxfp4,sink=16", "mxfp4,recent=32", "nvfp4,recent=page",
                                          "mxfp4,sink=4,recent=33,centre=mean,v_mean=mean",
-                                         "kv=fp8_e4m3,p=bf16,sink=5,recent=7", "kv=bf16,p=bf16,recent=9"),
+                                         "kv=fp8_e4m3,p=bf16,sink=5,recent=7", "kv=bf16,p=bf16,recent=9",
+                                         "mxfp4,phase_switch=on", "nvfp4,v_mean=page"),
                          [](const auto& p) {
                            std::string name;
                            for (const char ch : std::string(p.param)) name += std::isalnum(ch) != 0 ? ch : '_';
                            return name;
                          });
+
+/// seal() packs a part of every sequence; what comes later is packed as it leaves `recent`.
+TEST(PhaseSwitch, BeforeAndAfterTheSeal) {
+  const Tensor k = gaussian({3, 400, 2, 128}, 11), v = gaussian({3, 400, 2, 128}, 12);
+  for (const char* recipe : {"mxfp4,phase_switch=on", "kv=int4_g64,p=bf16,phase_switch=on,sink=4,recent=40",
+                             "mxattention,p=bf16,logit_cap=0"}) {
+    Case c(gaussian({3, 1, 8, 128}, 10), k, v, {recipe, 64, {400, 0, 70}});
+    expect_matches(c);
+    ASSERT_TRUE(c.cache.seal().ok());
+    c.tensors.cache = c.cache.view();
+    expect_matches(c);
+  }
+}
+
+/// Means of full pages: far from zero beside V, near zero, and with nothing left beside them.
+class PageMeans : public testing::TestWithParam<const char*> {};
+
+TEST_P(PageMeans, DecodeAsTheReference) {
+  for (const auto& [mean, size] : {std::pair{2.0F, 1.0F}, {1e3F, 1.0F}, {0.0F, 1e-6F}, {1e12F, 1e10F}, {-3.0F, 0.0F}}) {
+    for (const std::int64_t page : {64, 16, 24, 5}) {
+      Tensor v = gaussian({3, 300, 2, 128}, 13);
+      for (std::size_t i = 0; i < v.data.size(); ++i) {
+        v.data[i] = v.data[i] * size + mean * (1.0F + 0.25F * static_cast<float>(i % 7));
+      }
+      Case c(gaussian({3, 3, 12, 128}, 14), with_bias(gaussian({3, 300, 2, 128}, 15), 3, 9.0F), v,
+             {std::string("kv=") + GetParam() + ",p=bf16,centre=mean,v_mean=page", page, {300, 0, 77}});
+      c.problem.causal = true;
+      expect_matches(c);
+      if (HasFailure()) FAIL() << "mean " << mean << ", values " << size << ", page " << page;
+    }
+  }
+}
+
+TEST_P(PageMeans, OfPagesThatWindowsCut) {
+  const std::vector<float> sinks{0.5F, -1.0F, 2.0F, 0.0F};
+  Tensor v = gaussian({2, 500, 2, 128}, 16);
+  for (float& x : v.data) x += 5.0F;
+  Case c(gaussian({2, 9, 4, 128}, 17), gaussian({2, 500, 2, 128}, 18), v,
+         {std::string("kv=") + GetParam() + ",p=bf16,v_mean=page,sink=3,recent=10", 32, {500, 130}});
+  c.problem.causal = c.problem.sinks = true;
+  c.problem.window_left = 100;
+  c.problem.softcap = 20.0F;
+  c.tensors.sinks = sinks.data();
+  expect_matches(c);
+}
+
+INSTANTIATE_TEST_SUITE_P(, PageMeans,
+                         testing::Values("mxfp4", "nvfp4", "mxfp4_f32", "int4", "int4_g32", "int8", "int8_g128",
+                                         "fp8_e4m3", "bf16"),
+                         [](const auto& p) { return std::string(p.param); });
 
 TEST(BatchInvariant, ARowHasTheSameBitsAloneAndInABatch) {
   const Tensor q = gaussian({3, 1, 8, 128}, 7), k = gaussian({3, 5000, 2, 128}, 8), v = gaussian({3, 5000, 2, 128}, 9);

@@ -22,7 +22,7 @@ def test_support_does_not_need_the_card():
         assert "unsupported: built without CUDA kernels" in support.reasons[0]
     refused = mpfa.supports("turboquant_4bit", **{**PROBLEM, "head_dim": 96}, max_q=100, device="sm90")
     assert not refused and len(refused.reasons) >= 3  # every reason, not the first
-    assert not mpfa.supports("mxfp4,v_mean=page", **PROBLEM, device="sm90")
+    assert not mpfa.supports("mxfp4,rotate=qk", **PROBLEM, device="sm90")
     assert "sm100" in mpfa.supports("nvfp4", **PROBLEM, device="sm100").reasons[0]
 
 

@@ -114,6 +114,7 @@ Status check_pointers(const AttentionTensors& t, Workspace workspace) {
                                         {"cache.v.scales", scales(c.v_format, c.v)},
                                         {"cache.v.global", c.v.global},
                                         {"cache.rank_one", c.rank_one},
+                                        {"cache.v_page_means", c.v_page_means},
                                         {"cache.page_table", c.page_table},
                                         {"cache.lengths", c.lengths},
                                         {"cache.sequences", c.sequences},
@@ -130,9 +131,9 @@ Status plan(Plan& plan) {
   const Result<int> device = current_device();
   if (!device.ok()) return device.status();
   const DecodeShape shape = decode_shape(plan.problem);
-  if (!has_decode_kernel(shape.operands, plan.problem.head_dim)) {
-    return {StatusCode::internal,
-            fmt::format("plan: sm90: no kernel was compiled for head_dim {}; please report it", plan.problem.head_dim)};
+  if (!has_decode_kernel(shape.operands)) {
+    return {StatusCode::internal, fmt::format("plan: sm90: no kernel was compiled for recipe {}; please report it",
+                                              recipe_text(plan.problem.recipe))};
   }
   plan.multiprocessors = device.value();
   const DecodeLaunch launch = plan_decode(shape, plan.multiprocessors);
@@ -188,6 +189,10 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
     d.rank_one = t.cache.rank_one;
     d.rank_one_page = t.cache.rank_one_page_stride, d.rank_one_head = t.cache.rank_one_head_stride;
     d.rank_one_wide = t.cache.rank_one_wide ? 1 : 0;
+  }
+  if (r.v_mean == VMean::page) {
+    d.page_means = t.cache.v_page_means;
+    d.page_mean_page = t.cache.v_page_mean_page_stride, d.page_mean_head = t.cache.v_page_mean_head_stride;
   }
   d.out_type = p.out_dtype == DType::f32 ? 0 : p.out_dtype == DType::bf16 ? 1 : 2;
   d.scale = softmax_scale(p);

@@ -86,21 +86,13 @@ void check_recipe_fields(const AttentionProblem& p, Reasons& reasons) {
                  "the recipe keeps tokens in 16 bits, Q is {} and P {}; use q=bf16 or q=fp16 and p=bf16, or "
                  "sink=0,recent=0",
                  format_name(r.q), r.p == PMode::bf16 ? "is in 16 bits" : "is rounded");
-  reasons.add_if(r.phase_switch, "the recipe has a 16-bit phase; use phase_switch=off");
-  reasons.add_if(r.v_mean == VMean::page, "V is centred by page; use v_mean=mean, v_mean=static or v_mean=none");
   reasons.add_if(r.v_residual, "V has an affine residual; use v_residual=off");
   reasons.add_if(r.logit_cap > 0.0F, "logit_cap is set; use logit_cap=0");
 }
 
-/// Head dims that a kernel is compiled for; others leave a part of one empty.
-bool is_whole(std::int64_t d) {
-  return d == 64 || d == 128 || d == 256;
-}
-
-/// As has_decode_kernel, which plan() asks again: this file is compiled without the kernels too.
-bool takes_head_dim(OperandPair operands, std::int64_t d) {
-  const auto any = [](Operand o) { return operand_info(o).scale != ScaleKind::group; };
-  return is_whole(d) || (any(operands.key) && any(operands.value) && d >= 32 && d <= 256 && d % 16 == 0);
+/// Kernels are compiled for 64, 128 and 256; other head dims leave a part of one empty.
+bool takes_head_dim(std::int64_t d) {
+  return d >= 32 && d <= 256 && d % 16 == 0;
 }
 
 }  // namespace
@@ -126,14 +118,9 @@ std::optional<OperandPair> operands_of(const Recipe& r) {
 Support supports(const AttentionProblem& p) {
   Reasons reasons;
   check_recipe_fields(p, reasons);
-  const std::optional<OperandPair> operands = operands_of(p.recipe);
-  reasons.add_if(
-      p.head_dim != p.head_dim_v || (operands && !takes_head_dim(*operands, p.head_dim)),
-      "head_dim is {} and head_dim_v {}; both must be 64, 128 or 256, or for formats other than int4, int8 and "
-      "mxfp4_f32 the same multiple of 16 from 32 to 256",
-      p.head_dim, p.head_dim_v);
-  reasons.add_if(keeps_wide_tokens(p.recipe) && !is_whole(p.head_dim),
-                 "head_dim is {} and the recipe keeps tokens in 16 bits; that takes 64, 128 or 256", p.head_dim);
+  reasons.add_if(p.head_dim != p.head_dim_v || !takes_head_dim(p.head_dim),
+                 "head_dim is {} and head_dim_v {}; both must be the same multiple of 16 from 32 to 256", p.head_dim,
+                 p.head_dim_v);
   reasons.add_if(p.max_q > kMostQueries, "max_q is {}; the decode kernel takes 1 to {} queries of a sequence", p.max_q,
                  kMostQueries);
   reasons.add_if(p.q_dtype == DType::f32, "q is f32; convert it to bf16 or f16");

@@ -57,6 +57,9 @@ __global__ void __launch_bounds__(Config::kBlockThreads, 1) decode(const __grid_
     }
     if constexpr (Config::kGeneral) load_row_biases<Config>(p, work, exchange.row_bias);
     clear_state<Config>(state);
+    if constexpr (Config::kGeneral) {
+      if (p.page_means != nullptr) leave_room_for_means<Config>(state);
+    }
     store_query<Config>(p, work, key_global(p, work.piece.head), query, exchange);
     sync_team<Config>();
     walk.run(exchange, work, memory, state);

@@ -71,13 +71,6 @@ std::int32_t kernel_head_dim(std::int32_t head_dim) {
   return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
 }
 
-bool has_decode_kernel(OperandPair operands, std::int64_t head_dim) {
-  if (head_dim == 64 || head_dim == 128 || head_dim == 256) return true;
-  // Scales of groups are loaded as a power of two.
-  const auto any = [](Operand o) { return operand_info(o).scale != ScaleKind::group; };
-  return any(operands.key) && any(operands.value) && head_dim >= 32 && head_dim <= 256 && head_dim % 16 == 0;
-}
-
 bool has_decode_kernel(OperandPair operands) {
   return std::find(kOperandPairs.begin(), kOperandPairs.end(), operands) != kOperandPairs.end();
 }
@@ -136,7 +129,8 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   const std::int32_t lines = params.kv_heads * launch.row_blocks;
   params.line_div = make_divisor(static_cast<std::uint32_t>(lines));
   params.finishes_logits = params.softcap > 0.0F || params.alibi_slopes != nullptr || params.mask.data != nullptr;
-  const bool general = params.finishes_logits != 0 || shape.head_dim != kernel_head_dim(shape.head_dim);
+  const bool general =
+      params.finishes_logits != 0 || params.page_means != nullptr || shape.head_dim != kernel_head_dim(shape.head_dim);
   const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
   const DecodeKernel kernel = kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
   std::int32_t blocks = launch.blocks;

@@ -31,9 +31,8 @@ struct DecodeLaunch {
 /// Head dim that the kernel for `head_dim` has room for; the plain kernel takes no other.
 [[nodiscard]] std::int32_t kernel_head_dim(std::int32_t head_dim);
 
-/// Whether there is a kernel for these operands, and for the operands with this head dim.
+/// Whether there is a kernel for these operands.
 [[nodiscard]] bool has_decode_kernel(OperandPair operands);
-[[nodiscard]] bool has_decode_kernel(OperandPair operands, std::int64_t head_dim);
 
 /// Fills scale_bytes, row_scale and scale_shift of pages of format `f`.
 void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& pages);

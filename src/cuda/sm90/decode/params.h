@@ -48,6 +48,9 @@ struct DecodeParams {
   const void* rank_one;
   std::int64_t rank_one_page, rank_one_head;
   std::int32_t rank_one_wide;
+  // Means of V of pages, bf16 [num_pages, kv_heads, d], or null; strides in elements.
+  const std::uint16_t* page_means;
+  std::int64_t page_mean_page, page_mean_head;
 
   std::int32_t batch, kv_heads, q_heads, group, sq;
   std::int32_t head_dim;    // set by launch_decode; the kernel's own or, in the general kernel, less

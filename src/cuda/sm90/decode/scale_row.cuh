@@ -113,6 +113,8 @@ struct ScaleRow {
     if constexpr (kFixedBytes > 0) {
       constexpr std::int32_t kBlock = kD / kFixedBytes;
       load_bytes_at(from, (head_dim + kBlock - 1) / kBlock);
+    } else if constexpr (kKind == ScaleKind::group) {
+      load_bytes_at(from, pages.scale_bytes);
     } else {
       load(pages, from);
     }
@@ -120,6 +122,14 @@ struct ScaleRow {
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) w[i] = 0;
+  }
+  /// Clears NaN and infinite scales of groups.
+  __device__ __forceinline__ void clear_broken(const DecodePages& pages) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const bool halves = kIntegers && pages.row_scale == 0;
+      w[i] &= ~(halves ? __vcmpgeu2(w[i] & 0x7FFF7FFFU, 0x7C007C00U) : isfinite(__uint_as_float(w[i])) ? 0U : ~0U);
+    }
   }
   [[nodiscard]] __device__ __forceinline__ float row() const {
     return f32_scale(w[0]);

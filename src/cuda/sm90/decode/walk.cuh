@@ -5,6 +5,7 @@
 
 #include "cuda/sm90/decode/mask.cuh"
 #include "cuda/sm90/decode/nan_values.cuh"
+#include "cuda/sm90/decode/page_means.cuh"
 #include "cuda/sm90/decode/products.cuh"
 #include "cuda/sm90/decode/rank_one.cuh"
 #include "cuda/sm90/decode/scales.cuh"
@@ -102,7 +103,7 @@ class Walk {
           k_row_.clear();
           v_row_.clear();
         }
-        nan_blocks = take_nan_scales<Config>(v_row_);
+        nan_blocks = take_nan_scales<Config>(p_->v, v_row_);
       }
       Scores<Config> x;
       if constexpr (Config::kRankOne) {
@@ -141,6 +142,16 @@ class Walk {
       }
       std::uint32_t probabilities[Config::kRowTiles][2][2];
       add_probabilities<Config>(*p_, factors, x, value_scales, state, probabilities);
+      if constexpr (Config::kValueInfo.has_nan) {
+        if (masked && rows_differ<Config>(*p_, work.sequence, tile * kTileKeys)) {
+          spread_broken_codes<Config>(codes + Config::kKeyBytes, x, state);
+        }
+      }
+      if constexpr (Config::kGeneral) {
+        if (p_->page_means != nullptr) {
+          add_page_means<Config>(*p_, work.sequence, work.piece, tile * kTileKeys, factors, x, state);
+        }
+      }
       add_values<Config>(codes + Config::kKeyBytes, value_matrix, value_scales, probabilities, state);
       codes = codes == memory + 2 * Config::kStageBytes ? memory : codes + Config::kStageBytes;
       __syncwarp();

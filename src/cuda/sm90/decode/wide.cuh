@@ -17,6 +17,10 @@ namespace mpfa::sm90 {
 template <class Config>
 struct WideTokens {
   static constexpr int kChannels = 16, kLanes = Config::kD / kChannels, kTokens = 32 / kLanes;
+  /// Whether the lane's channels are among those of the head.
+  [[nodiscard]] static __device__ bool has_channels(const DecodeParams& p) {
+    return !Config::kGeneral || static_cast<std::int32_t>(threadIdx.x % kLanes * kChannels) < p.head_dim;
+  }
   SequenceView view;
   std::int32_t sink, first, count, begin, step;
 
@@ -34,7 +38,8 @@ struct WideTokens {
     const std::int64_t at = key < sink ? key : key - view.wide_begin;
     const std::uint16_t* x = key < sink ? (k ? view.sink_k : view.sink_v) : (k ? view.wide_k : view.wide_v);
     if (x == nullptr || at < 0) return nullptr;
-    return reinterpret_cast<const uint4*>(x + (at * p.kv_heads + head) * Config::kD + threadIdx.x % kLanes * kChannels);
+    return reinterpret_cast<const uint4*>(x + (at * p.kv_heads + head) * head_dim<Config>(p) +
+                                          threadIdx.x % kLanes * kChannels);
   }
 };
 
@@ -45,16 +50,17 @@ __device__ __noinline__ void prefetch_wide(const DecodeParams& p, const Sequence
   const std::int32_t own = static_cast<std::int32_t>(threadIdx.x % 32) / WideTokens<Config>::kLanes;
   for (std::int32_t i = tokens.begin + own; i < tokens.count; i += tokens.step) {
     for (const bool k : {true, false}) {
-      if (const uint4* row = tokens.row(p, piece.head, tokens.key(i), k); row != nullptr) ptx::prefetch(row);
+      const uint4* row = tokens.row(p, piece.head, tokens.key(i), k);
+      if (row != nullptr && tokens.has_channels(p)) ptx::prefetch(row);
     }
   }
 }
 
-/// 16 bf16 or f16 as floats.
+/// 16 bf16 or f16 as floats; null: zeros.
 __device__ __forceinline__ void load_channels(const uint4* from, bool bf16, float (&x)[16]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const uint4 four = __ldg(from + i);
+    const uint4 four = from == nullptr ? make_uint4(0, 0, 0, 0) : __ldg(from + i);
     const std::uint32_t pairs[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -76,6 +82,7 @@ __device__ __noinline__ void add_wide(const DecodeParams& p, const Sequence& s, 
   if (tokens.begin >= tokens.count) return;
   __syncwarp();
   const int warp = team_warp<Config>(), lane = threadIdx.x % 32, part = lane % Tokens::kLanes;
+  const bool there = Tokens::has_channels(p);
   const float k_factor = p.scale * kLog2E;
   const float v_factor = p.v.global == nullptr ? 1.0F : 1.0F / p.v.global[piece.head];
 #pragma unroll 1
@@ -84,10 +91,9 @@ __device__ __noinline__ void add_wide(const DecodeParams& p, const Sequence& s, 
     const Keys visible = row_keys(p, s, r);
     const std::int32_t limit = packed_end(p, s, visible.end);
     float q[kChannels], out[kChannels], max = -FLT_MAX, sum = 0.0F;
-    load_channels(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.q) +
-                                                 q_offset(p, s, piece.b, place_row(p, piece.head, r))) +
-                      2 * part,
-                  p.q_bf16, q);
+    const auto* q_row = reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.q) +
+                                                       q_offset(p, s, piece.b, place_row(p, piece.head, r)));
+    load_channels(there ? q_row + 2 * part : nullptr, p.q_bf16, q);
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {
       if (p.round_q_bf16) q[c] = __bfloat162float(__float2bfloat16_rn(q[c]));
@@ -104,7 +110,7 @@ __device__ __noinline__ void add_wide(const DecodeParams& p, const Sequence& s, 
       float x[kChannels];
       float logit = 0.0F;
       if (given) {
-        load_channels(k, true, x);
+        load_channels(there ? k : nullptr, true, x);
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) logit = fmaf(q[c], x[c], logit);
       }
@@ -119,7 +125,7 @@ __device__ __noinline__ void add_wide(const DecodeParams& p, const Sequence& s, 
       if constexpr (Config::kGeneral) logit = biased_logit(p, exchange.row_bias[row], key, logit);
       if (logit == -INFINITY) continue;  // hidden by the mask: its V may be anything
       const float top = fmaxf(max, logit), keep = weight(max, top), probability = weight(logit, top);
-      load_channels(v, true, x);
+      load_channels(there ? v : nullptr, true, x);
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) out[c] = fmaf(x[c], probability, out[c] * keep);
       sum = fmaf(sum, keep, probability);
