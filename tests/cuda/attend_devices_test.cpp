@@ -94,7 +94,10 @@ TEST_F(TwoDevices, AStreamOfTheOtherIsRefused) {
   cudaStream_t stream = nullptr;
   require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   require(cudaSetDevice(0));
-  const Status s = call.enqueue(stream);
+  const Plan plan = mpfa::plan(call.problem(), Device::sm90).value();
+  void* const workspace = call.memory().copy<std::byte>(nullptr, plan.workspace_bytes);
+  call.tensors().stream = stream;
+  const Status s = attend(plan, call.tensors(), {workspace, plan.workspace_bytes});
   EXPECT_EQ(s.code(), StatusCode::invalid_argument);
   EXPECT_THAT(s.message(), HasSubstr("attend: stream is not one of the current device, 0"));
   require(cudaGetLastError());  // nothing is left for the caller's next call

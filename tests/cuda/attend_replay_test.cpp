@@ -139,6 +139,25 @@ TEST_P(Replays, StreamsDoNotMeet) {
   EXPECT_EQ(result_bits(second), expected_second);
 }
 
+/// A call on another stream does not break a capture of the strictest kind.
+TEST_P(Replays, CapturesOutliveCallsElsewhere) {
+  const Tensor k = gaussian({1, 300, 2, 128}, 17);
+  Case c(gaussian({1, 1, 8, 128}, 18), k, gaussian(k.shape, 19), {GetParam(), 64, {}});
+  DeviceCall call(c), other(c);
+  ASSERT_TRUE(call.run().ok());
+  ASSERT_TRUE(other.prepare().ok());
+  const Stream captured, elsewhere;
+  cudaGraph_t graph = nullptr;
+  require(cudaStreamBeginCapture(captured.get(), cudaStreamCaptureModeGlobal));
+  const Status first = other.enqueue(elsewhere.get()), second = call.enqueue(captured.get());
+  require(cudaStreamEndCapture(captured.get(), &graph));
+  require(cudaGraphDestroy(graph));
+  EXPECT_TRUE(first.ok()) << first.message();
+  EXPECT_TRUE(second.ok()) << second.message();
+  elsewhere.wait();
+  EXPECT_EQ(result_bits(other), result_bits(call));
+}
+
 /// The stream is busy when the inputs are still to come: a call elsewhere would read NaN.
 TEST_P(Replays, CallsKeepTheOrderOfTheirStream) {
   const Tensor k = gaussian({1, 300, 2, 128}, 14);

@@ -145,6 +145,7 @@ Status plan(Plan& plan) {
 Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) {
   const AttentionProblem& p = plan.problem;
   MPFA_RETURN_IF_ERROR(check_pointers(t, workspace));
+  MPFA_RETURN_IF_ERROR(check_stream("attend", t.stream));
   const DecodeShape shape = decode_shape(p);
   DecodeParams d{};
   if (p.max_kv > 0) {
@@ -206,7 +207,7 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
             rows_side_by_side(d.k, p.recipe.k, p.head_dim) && rows_side_by_side(d.v, p.recipe.v, p.head_dim);
   const cudaError_t e = launch_decode(shape, plan_decode(shape, plan.multiprocessors), d, workspace.data,
                                       static_cast<cudaStream_t>(t.stream));
-  return launch_status("attend", e, t.stream);
+  return launch_status("attend", e);
 }
 
 }  // namespace mpfa::sm90

@@ -35,6 +35,7 @@ Result<MutablePages> convert_pages(const PageConversion& c) {
   MPFA_RETURN_IF_ERROR(check_device_memory(
       kCall,
       {{"pages", c.pages.data}, {"ids", c.ids}, {"mean", c.mean}, {"global", c.global}, {"counters", c.counters}}));
+  MPFA_RETURN_IF_ERROR(check_stream(kCall, c.stream));
   if (c.n == 0 || kind.num_pages == 0) return packed;
   ConvertParams p{};
   p.row = row.value();
@@ -49,7 +50,7 @@ Result<MutablePages> convert_pages(const PageConversion& c) {
   p.page_bytes = static_cast<std::int32_t>(bytes);
   p.ids = c.ids, p.counters = c.counters;
   const AppendInput input = kind.format.element == Element::f16 ? AppendInput::f16 : AppendInput::bf16;
-  MPFA_RETURN_IF_ERROR(launch_status(kCall, launch_convert(input, p, static_cast<cudaStream_t>(c.stream)), c.stream));
+  MPFA_RETURN_IF_ERROR(launch_status(kCall, launch_convert(input, p, static_cast<cudaStream_t>(c.stream))));
   return packed;
 }
 

@@ -46,17 +46,30 @@ Status check_device_memory(const char* call, std::initializer_list<NamedPointer>
   return {};
 }
 
-Status launch_status(const char* call, cudaError_t e, void* stream) {
+Status check_stream(const char* call, void* stream) {
+  if (stream == nullptr) return {};
+  const auto asked = static_cast<cudaStream_t>(stream);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  int current = 0, device = 0;
+  cudaError_t e = cudaStreamIsCapturing(asked, &capture);
+  if (e == cudaSuccess && capture != cudaStreamCaptureStatusNone) return {};
+  if (e == cudaSuccess) e = cudaGetDevice(&current);
+  if (e == cudaSuccess) e = cudaStreamGetDevice(asked, &device);
+  if (e != cudaSuccess) {
+    (void)cudaGetLastError();
+    return {StatusCode::invalid_argument,
+            fmt::format("{}: stream is no stream of CUDA ({})", call, cudaGetErrorString(e))};
+  }
+  if (device == current) return {};
+  return {StatusCode::invalid_argument,
+          fmt::format("{}: stream is not one of the current device, {}, but of device {}; make that one current or use "
+                      "another stream",
+                      call, current, device)};
+}
+
+Status launch_status(const char* call, cudaError_t e) {
   if (e == cudaSuccess) return {};
   (void)cudaGetLastError();
-  int current = 0, device = 0;
-  if (stream != nullptr && cudaGetDevice(&current) == cudaSuccess &&
-      cudaStreamGetDevice(static_cast<cudaStream_t>(stream), &device) == cudaSuccess && device != current) {
-    return {StatusCode::invalid_argument,
-            fmt::format("{}: stream is not one of the current device, {}, but of device {}; make that one current or "
-                        "use another stream",
-                        call, current, device)};
-  }
   return {StatusCode::internal, fmt::format("{}: CUDA refused the launch: {}", call, cudaGetErrorString(e))};
 }
 

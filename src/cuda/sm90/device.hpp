@@ -20,7 +20,11 @@ struct NamedPointer {
 /// the driver and waits for nothing; allowed while a stream is captured.
 [[nodiscard]] Status check_device_memory(const char* call, std::initializer_list<NamedPointer> pointers);
 
-/// The status of a launch on `stream`. Takes back the error that CUDA keeps for the thread.
-[[nodiscard]] Status launch_status(const char* call, cudaError_t e, void* stream);
+/// ok when the stream is one of the current device: on another's a kernel would run there, far from its memory. A
+/// stream that is captured cannot be asked and is taken.
+[[nodiscard]] Status check_stream(const char* call, void* stream);
+
+/// The status of a launch. Takes back the error that CUDA keeps for the thread.
+[[nodiscard]] Status launch_status(const char* call, cudaError_t e);
 
 }  // namespace mpfa::sm90

@@ -150,6 +150,7 @@ Status write_slots(const SlotWrite& w) {
                                                              {"rope.q_out", r->q_out.data},
                                                              {"rope.q_positions", r->q_positions}}));
   }
+  MPFA_RETURN_IF_ERROR(check_stream("write_slots", w.stream));
   AppendParams p{};
   p.operands = latent ? 1 : 2;
   MPFA_RETURN_IF_ERROR(fill_operand("k", w.k, dtype, n, w.k_mean, w.k_pages, p.operand[0]));
@@ -168,8 +169,7 @@ Status write_slots(const SlotWrite& w) {
   const AppendInput input = dtype == DType::f32    ? AppendInput::f32
                             : dtype == DType::bf16 ? AppendInput::bf16
                                                    : AppendInput::f16;
-  return launch_status("write_slots", launch_append(input, w.rope != nullptr, p, static_cast<cudaStream_t>(w.stream)),
-                       w.stream);
+  return launch_status("write_slots", launch_append(input, w.rope != nullptr, p, static_cast<cudaStream_t>(w.stream)));
 }
 
 }  // namespace mpfa::sm90

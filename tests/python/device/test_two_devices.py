@@ -37,7 +37,7 @@ def test_graphs_and_writes_on_the_second_device():
         plan = view.plan(q_heads=HEADS)
         out = plan.attend(q)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
             view.write_slots(kv, kv, slots)
             plan.attend(q, out=out)
         page = view.k.page_size
