@@ -10,8 +10,7 @@
 
 namespace mpfa::sm90 {
 
-/// Clears the NaN scales of the lane's key. Bit b of the result: that of block b was one. Scales of groups are those of
-/// their chunks of 32 channels.
+/// Clears the NaN and infinite scales of the lane's key. Bit b of the result: that of block b was one.
 template <class Config>
 __device__ __forceinline__ std::uint32_t take_nan_scales(const DecodePages& pages,
                                                          ScaleRow<Config::kValue, Config::kD>& row) {
@@ -31,11 +30,7 @@ __device__ __forceinline__ std::uint32_t take_nan_scales(const DecodePages& page
     if (blocks != 0) row.clear();
   }
   if constexpr (Config::kValueScale == ScaleKind::group) {
-    float scales[Config::kChunks];
-    row.chunks(pages, scales);
-#pragma unroll
-    for (int c = 0; c < Config::kChunks; ++c) blocks |= isfinite(scales[c]) ? 0U : 1U << c;
-    if (blocks != 0) row.clear_broken(pages);
+    blocks = row.clear_broken(pages);
   }
   return blocks;
 }
@@ -59,7 +54,8 @@ __device__ __forceinline__ std::uint32_t columns_that_see(std::uint32_t seen, st
 /// Puts the NaN of `blocks` (of the lane's key, from take_nan_scales) into the outputs of the rows whose score of the
 /// key is not -inf.
 template <class Config>
-__device__ __forceinline__ void spread_nan(std::uint32_t blocks, const Scores<Config>& x, State<Config>& state) {
+__device__ __forceinline__ void spread_nan(const DecodePages& pages, std::uint32_t blocks, const Scores<Config>& x,
+                                           State<Config>& state) {
   const std::uint32_t g = threadIdx.x % 32 / 4, seen = keys_seen<Config>(x);
 #pragma unroll 1
   for (std::uint32_t key = 0; key < kTileKeys; ++key) {
@@ -69,9 +65,10 @@ __device__ __forceinline__ void spread_nan(std::uint32_t blocks, const Scores<Co
 #pragma unroll
     for (int k = 0; k < Config::kRowTiles * Config::kChunks * 2; ++k) {
       const int n = k / (Config::kChunks * 2), c = k / 2 % Config::kChunks, j = k % 2;
-      const std::uint32_t block = Config::kValueScale == ScaleKind::row    ? 0
-                                  : Config::kValueScale == ScaleKind::e4m3 ? 2 * c + g / 4
-                                                                           : c;
+      const std::uint32_t block = Config::kValueScale == ScaleKind::row     ? 0
+                                  : Config::kValueScale == ScaleKind::e4m3  ? 2 * c + g / 4
+                                  : Config::kValueScale == ScaleKind::group ? c >> pages.scale_shift
+                                                                            : c;
       if ((rows >> (8 * n + 4 * j) & nan >> block & 1U) == 0) continue;
       auto& out = state.out[n][c];
       out[0][j] = out[0][2 + j] = out[1][j] = out[1][2 + j] = __int_as_float(0x7FC00000);

@@ -123,13 +123,18 @@ struct ScaleRow {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) w[i] = 0;
   }
-  /// Clears NaN and infinite scales of groups.
-  __device__ __forceinline__ void clear_broken(const DecodePages& pages) {
+  /// Clears NaN and infinite scales of groups; bit b: that of group b, or all bits for the one of a row.
+  __device__ __forceinline__ std::uint32_t clear_broken(const DecodePages& pages) {
+    const bool halves = kIntegers && pages.row_scale == 0;
+    std::uint32_t groups = 0;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      const bool halves = kIntegers && pages.row_scale == 0;
-      w[i] &= ~(halves ? __vcmpgeu2(w[i] & 0x7FFF7FFFU, 0x7C007C00U) : isfinite(__uint_as_float(w[i])) ? 0U : ~0U);
+      const std::uint32_t all = isfinite(__uint_as_float(w[i])) ? 0U : ~0U;
+      const std::uint32_t broken = halves ? __vcmpgeu2(w[i] & 0x7FFF7FFFU, 0x7C007C00U) : all;
+      w[i] &= ~broken;
+      groups |= halves ? ((broken & 1U) | (broken >> 15 & 2U)) << (2 * i) : kIntegers ? all : (all & 1U) << i;
     }
+    return groups;
   }
   [[nodiscard]] __device__ __forceinline__ float row() const {
     return f32_scale(w[0]);

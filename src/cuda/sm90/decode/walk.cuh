@@ -138,7 +138,7 @@ class Walk {
       }
       if (masked) {
         mask_scores<Config>(*p_, work.sequence, work.piece.row_block * Config::kRows, tile * kTileKeys, x);
-        if (__any_sync(0xFFFFFFFFU, nan_blocks != 0)) spread_nan<Config>(nan_blocks, x, state);
+        if (__any_sync(0xFFFFFFFFU, nan_blocks != 0)) spread_nan<Config>(p_->v, nan_blocks, x, state);
       }
       std::uint32_t probabilities[Config::kRowTiles][2][2];
       add_probabilities<Config>(*p_, factors, x, value_scales, state, probabilities);
