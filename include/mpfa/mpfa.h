@@ -420,6 +420,18 @@ MPFA_API mpfa_status mpfa_attend(const mpfa_plan* plan, const mpfa_attend_args* 
 /* (Oa, La) + (Ob, Lb) over disjoint keys: o [rows, d], lse [rows]; -inf is the identity. Outputs may alias inputs. */
 MPFA_API mpfa_status mpfa_merge_states(int64_t rows, int64_t d, const float* o_a, const float* lse_a, const float* o_b,
                                        const float* lse_b, float* o, float* lse, mpfa_error* error);
+/* The same in GPU memory. Every pointer but that to the struct is memory of the current CUDA device. */
+typedef struct mpfa_state_merge {
+  size_t struct_size;
+  mpfa_tensor a, b;           /* [batch, rows, heads, d], f32, bf16 or f16, contiguous along d; ragged rows: batch 1 */
+  const float *lse_a, *lse_b; /* [batch, heads, rows] as mpfa_attend writes them */
+  mpfa_tensor out;            /* the same shape; may be a or b */
+  float* lse;                 /* [batch, heads, rows] or NULL; may be lse_a or lse_b */
+  void* stream;               /* cudaStream_t; NULL: the default stream */
+} mpfa_state_merge;
+MPFA_API void mpfa_state_merge_init(mpfa_state_merge* merge, size_t struct_size);
+/* One launch, enqueued. */
+MPFA_API mpfa_status mpfa_merge(const mpfa_state_merge* merge, mpfa_device device, mpfa_error* error);
 
 #ifdef __cplusplus
 }

@@ -5,6 +5,7 @@
 #include "mpfa/build_info.hpp"
 #include "mpfa/cache.hpp"
 #include "mpfa/device_cache.hpp"
+#include "mpfa/device_merge.hpp"
 #include "mpfa/executor.hpp"
 #include "mpfa/formats.hpp"
 #include "mpfa/layout.hpp"

@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -194,7 +195,9 @@ void bind_cache(nb::module_& m) {
       .def("save", &Cache::save)
       .def("load", &Cache::load)
       .def("import_pages", &Cache::import_pages, nb::arg(), nb::arg(), nb::arg(), any, nb::arg())
-      .def("export_pages", &Cache::export_pages, nb::arg(), nb::arg(), nb::arg(), any)
+      .def("export_pages", &Cache::export_pages, nb::arg(), nb::arg(), nb::arg(), any, nb::arg())
+      .def("has_state", &Cache::has_state)
+      .def("device_state", &Cache::device_state)
       .def("copy_means", &Cache::copy_means, any, any)
       .def("copy_page", &Cache::copy_page)
       .def("set_pages", &Cache::set_pages, nb::arg(), any)

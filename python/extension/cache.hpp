@@ -2,10 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <utility>
 
 #include "extension/bindings.hpp"
+#include "extension/device_state.hpp"
 #include "extension/page_set.hpp"
 #include "extension/runner.hpp"
 #include "mpfa/cache.hpp"
@@ -32,8 +34,13 @@ class Cache {
   [[nodiscard]] nb::bytes save(std::int64_t sequence);
   void load(std::int64_t sequence, nb::bytes data);
   void import_pages(std::int64_t sequence, const PageSet& k, const PageSet& v, nb::handle ids, std::int64_t tokens);
-  /// The pages of a sequence to pages `ids` of k and v, in token order.
-  void export_pages(std::int64_t sequence, const PageSet& k, const PageSet& v, nb::handle ids);
+  /// The pages of a sequence to pages `ids` of k and v, in token order. Refused for sequences that keep more than pages
+  /// and means of K and V, unless `packed` asks for what is in pages.
+  void export_pages(std::int64_t sequence, const PageSet& k, const PageSet& v, nb::handle ids, bool packed);
+  /// Whether sequences keep more than that: 16-bit tokens, means of pages, a centred Q.
+  [[nodiscard]] bool has_state();
+  /// All of it on the current device.
+  [[nodiscard]] std::unique_ptr<DeviceState> device_state(std::int64_t max_kv);
   /// Means of each sequence to float32 arrays k [batch, kv_heads, head_dim] and v [batch, kv_heads, head_dim_v], zero
   /// where there are none. Returns whether K and V have any.
   [[nodiscard]] nb::tuple copy_means(nb::handle k, nb::handle v);

@@ -1,4 +1,5 @@
 // The cache of Python: sequences and pages edited without attention.
+#include <algorithm>
 #include <span>
 
 #include "extension/cache.hpp"
@@ -103,7 +104,20 @@ void Cache::import_pages(std::int64_t sequence, const PageSet& k, const PageSet&
   }));
 }
 
-void Cache::export_pages(std::int64_t sequence, const PageSet& k, const PageSet& v, nb::handle pages) {
+bool Cache::has_state() {
+  return ask([](const PagedCache& c) {
+    const Recipe& r = c.config().recipe;
+    return keeps_wide_tokens(r) || r.q_centre != QCentre::none || r.v_mean == VMean::page || r.v_residual;
+  });
+}
+
+std::unique_ptr<DeviceState> Cache::device_state(std::int64_t max_kv) {
+  auto state = ask([&](const PagedCache& c) { return std::make_unique<DeviceState>(c, max_kv); });
+  check(state->upload());
+  return state;
+}
+
+void Cache::export_pages(std::int64_t sequence, const PageSet& k, const PageSet& v, nb::handle pages, bool packed) {
   const std::vector<std::int32_t> ids = import_ids(pages);
   const MutablePages k_to = k.writable("k pages"), v_to = v.writable("v pages");
   check(exclusively([&]() -> Status {
@@ -112,14 +126,15 @@ void Cache::export_pages(std::int64_t sequence, const PageSet& k, const PageSet&
       return {StatusCode::out_of_range, fmt::format("export_pages: sequence {} is out of range; ids are in 0..{}",
                                                     sequence, cache_.config().batch - 1)};
     }
-    const std::int64_t tokens = view.lengths[sequence];
-    if (view.sequences[sequence].packed_end != tokens || view.sequences[sequence].sink > 0) {
+    const SequenceView& own_state = view.sequences[sequence];
+    const std::int64_t tokens = packed ? own_state.packed_end : view.lengths[sequence];
+    if (!packed && (own_state.packed_end != tokens || own_state.sink > 0)) {
       return {StatusCode::invalid_argument,
               fmt::format("export_pages: sequence {} keeps some of its tokens in 16 bits, which pages do not hold; use "
                           "save, or a recipe without such tokens",
                           sequence)};
     }
-    if (view.v_page_means != nullptr) {
+    if (!packed && view.v_page_means != nullptr) {
       return {
           StatusCode::invalid_argument,
           "export_pages: the recipe keeps means of V beside its pages (v_mean=page), which pages alone do not hold; "
@@ -127,8 +142,9 @@ void Cache::export_pages(std::int64_t sequence, const PageSet& k, const PageSet&
     }
     const std::span<const std::int32_t> own(view.page_table + sequence * view.page_table_stride,
                                             static_cast<std::size_t>(pages_for(tokens, 1, view.page_size)));
-    MPFA_RETURN_IF_ERROR(copy_pages(k_pages(view), k_to, own, ids, tokens));
-    return copy_pages(v_pages(view), v_to, own, ids, tokens);
+    const auto to = std::span(ids).first(packed ? std::min(own.size(), ids.size()) : ids.size());
+    MPFA_RETURN_IF_ERROR(copy_pages(k_pages(view), k_to, own, to, tokens));
+    return copy_pages(v_pages(view), v_to, own, to, tokens);
   }));
 }
 

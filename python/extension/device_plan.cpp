@@ -5,6 +5,7 @@
 #include "extension/device_view.hpp"
 #include "extension/problem.hpp"
 #include "extension/runner.hpp"
+#include "mpfa/device_merge.hpp"
 
 namespace mpfa::python {
 
@@ -71,6 +72,26 @@ class DevicePlan {
   cuda::Buffer own_;
 };
 
+/// Results o [b, rows, heads, d] with lse [b, heads, rows] over disjoint keys, or both without the batch.
+void merge_on_device(nb::handle o_a, nb::handle lse_a, nb::handle o_b, nb::handle lse_b, nb::handle out, nb::handle lse,
+                     std::uintptr_t stream) {
+  const bool ragged = import_array(o_a, "o_a", false, Place::device).ndim == 3;
+  const Array a = import_rows(o_a, "o_a", ragged, false, Place::device),
+              b = import_rows(o_b, "o_b", ragged, false, Place::device),
+              to = import_rows(out, "out", ragged, true, Place::device);
+  std::vector<std::int64_t> shape{a.shape[0], a.shape[2], a.shape[1]};
+  if (ragged) shape.erase(shape.begin());
+  const auto numbers = [&](nb::handle x, const char* name, bool written) {
+    return static_cast<float*>(import_dense(x, name, DType::f32, shape, written).data);
+  };
+  StateMerge m;
+  m.a = a.view(), m.b = b.view(), m.out = to.mutable_view();
+  m.lse_a = numbers(lse_a, "lse_a", false), m.lse_b = numbers(lse_b, "lse_b", false);
+  m.lse = numbers(lse, "lse", true);
+  m.stream = reinterpret_cast<void*>(stream);
+  check(merge_states(m, take(cuda_device())));
+}
+
 /// Bytes in device memory that belong to Python.
 nb::object upload(nb::handle host) {
   const Array a = import_array(host, "array");
@@ -98,16 +119,23 @@ void bind_device(nb::module_& m) {
       .def("address", [](const cuda::Buffer& b) { return reinterpret_cast<std::uintptr_t>(b.data()); })
       .def("download", &download, any);
   m.def("upload", &upload, any);
+  m.def("on_device", [](nb::handle x, const char* name) { return import_array(x, name, false, Place::any).on_device; });
+  m.def("merge_on_device", &merge_on_device, any, any, any, any, any, any, nb::arg());
+  nb::class_<DeviceState>(m, "DeviceState");
   nb::class_<DeviceView>(m, "DeviceView")
       .def(
           "__init__",
-          [](DeviceView* self, nb::object k, nb::object v, std::string recipe, nb::object k_mean, nb::object v_mean) {
+          [](DeviceView* self, nb::object k, nb::object v, std::string recipe, nb::object k_mean, nb::object v_mean,
+             nb::object state) {
             if (!nb::isinstance<PageSet>(k) || !nb::isinstance<PageSet>(v)) {
               fail("DevicePageView: k and v must be mpfa.Pages");
             }
-            new (self) DeviceView(std::move(k), std::move(v), std::move(recipe), k_mean, v_mean);
+            if (!state.is_none() && !nb::isinstance<DeviceState>(state)) {
+              fail("DevicePageView: state is none of a cache");
+            }
+            new (self) DeviceView(std::move(k), std::move(v), std::move(recipe), k_mean, v_mean, std::move(state));
           },
-          any, any, nb::arg(), any, any)
+          any, any, nb::arg(), any, any, any)
       .def("set_table", &DeviceView::set_table, any, any)
       .def("write_slots", &DeviceView::write_slots, any, any, any, any, any, nb::arg())
       .def("batch", &DeviceView::batch)

@@ -43,18 +43,19 @@ void check_recipe(const std::string& text) {
       "DevicePageView: recipe {} keeps state that pages and means of K and V do not hold (16-bit tokens, a centred Q, "
       "a "
       "residual, means of pages); use sink=0,recent=0,phase_switch=off,q_centre=none,rank_one=off,v_residual=off and "
-      "another v_mean, or fill a CacheView in C++",
+      "another v_mean, or PagedCache.to_device",
       text);
 }
 
 }  // namespace
 
-DeviceView::DeviceView(nb::object k, nb::object v, std::string recipe, nb::handle k_mean, nb::handle v_mean)
-    : k_object_(std::move(k)), v_object_(std::move(v)), recipe_(std::move(recipe)) {
+DeviceView::DeviceView(nb::object k, nb::object v, std::string recipe, nb::handle k_mean, nb::handle v_mean,
+                       nb::object state)
+    : k_object_(std::move(k)), v_object_(std::move(v)), state_object_(std::move(state)), recipe_(std::move(recipe)) {
   const PagesKind &kk = k_set().device_pages("DevicePageView: k").kind,
                   &vk = v_set().device_pages("DevicePageView: v").kind;
   check_view_pages("DevicePageView", kk, vk);
-  check_recipe(recipe_);
+  if (this->state() == nullptr) check_recipe(recipe_);
   k_mean_ = import_means(k_mean, "k_mean", kk.kv_heads, kk.head_dim);
   v_mean_ = import_means(v_mean, "v_mean", vk.kv_heads, vk.head_dim);
 }
@@ -109,11 +110,26 @@ CacheView DeviceView::view(const AttentionProblem& p) const {
   view.page_table_stride = std::max(table_.stride[0], table_.shape[1]);
   view.lengths = static_cast<const std::int64_t*>(lengths_.data);
   view.sequences = static_cast<const SequenceView*>(sequences_.data());
+  if (const DeviceState* s = state(); s != nullptr) {
+    if (p.batch > s->batch() || p.max_kv > s->max_kv()) {
+      fail(
+          "attend: the plan is for {} sequences of max_kv {}; what the cache kept beside its pages has room for {} of "
+          "{}",
+          p.batch, p.max_kv, s->batch(), s->max_kv());
+    }
+    s->place(view);
+  }
   return view;
 }
 
 void DeviceView::write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping, nb::handle rope, nb::handle counters,
                              std::uintptr_t stream) const {
+  if (state() != nullptr) {
+    fail(
+        "write_slots: recipe {} keeps 16-bit tokens, means of pages or terms of a centred Q, which belong to sequences "
+        "and not to slots; append to the PagedCache and move it again",
+        recipe_);
+  }
   for (const auto& [means, name] : {std::pair(&k_mean_, "k_mean"), {&v_mean_, "v_mean"}}) {
     if (*means && (*means)->ndim == 3) {
       fail(

@@ -6,6 +6,7 @@
 
 #include "cuda/runtime.hpp"
 #include "extension/arrays.hpp"
+#include "extension/device_state.hpp"
 #include "extension/page_set.hpp"
 #include "mpfa/attention.hpp"
 
@@ -14,7 +15,8 @@ namespace mpfa::python {
 class DeviceView {
  public:
   /// recipe: empty for the operands as they are stored. Means: float32 [heads, d], or [batch, heads, d], or None.
-  DeviceView(nb::object k, nb::object v, std::string recipe, nb::handle k_mean, nb::handle v_mean);
+  /// state: DeviceState of the cache that the pages are of, with its means; or None.
+  DeviceView(nb::object k, nb::object v, std::string recipe, nb::handle k_mean, nb::handle v_mean, nb::object state);
 
   /// page_table int32 [batch, pages], rows contiguous; lengths int64 [batch].
   void set_table(nb::handle page_table, nb::handle lengths);
@@ -34,7 +36,11 @@ class DeviceView {
   /// The array of SequenceView on the device, where there are means.
   void upload_sequences();
 
-  nb::object k_object_, v_object_;  // keep the arrays alive
+  [[nodiscard]] const DeviceState* state() const {
+    return state_object_.is_none() ? nullptr : nb::inst_ptr<DeviceState>(state_object_);
+  }
+
+  nb::object k_object_, v_object_, state_object_;  // keep the arrays alive
   std::string recipe_;
   std::optional<Array> k_mean_, v_mean_;
   Array table_, lengths_;

@@ -8,6 +8,7 @@ from typing import Unpack
 from mpfa import _core
 from mpfa.arguments import AttendOptions, ProblemFields, core_options, problem_fields, text
 from mpfa.arrays import kind_of, plain, require_float, shape_of
+from mpfa.device_arrays import empty_beside, stream_address
 from mpfa.device_view import DevicePageView
 from mpfa.page_view import PageView
 from mpfa.results import lse_shape
@@ -74,16 +75,27 @@ def attend_tensors(q, k, v, recipe: str, options: tuple, return_lse: bool, cu_se
     return (kind.result(out), kind.result(lse)) if return_lse else kind.result(out)
 
 
-def merge_states(o_a, lse_a, o_b, lse_b):
+def merge_states(o_a, lse_a, o_b, lse_b, *, out=None, lse=None, stream=None):
     """Attention over the union of two disjoint sets of keys from the results over each.
 
     o [b, s, heads, d] with lse [b, heads, s], or o [total, heads, d] with lse [heads, total]; float32, bfloat16
     or float16 (merged in float32). Returns (o, lse) in float32. lse = -inf is the identity, bit for bit.
+
+    Results in device memory are merged there, in one launch on `stream` (as in `DevicePlan.attend`); o_a, o_b and out
+    have dtypes of their own, and lse is float32. out and lse, on the device only, are what is written and returned (they
+    may be o_a and lse_a); None: new torch tensors in float32.
     """
     kind = kind_of(o_a, "o_a")
     shape = shape_of(o_a, "o_a", 3, 4)
-    o = kind.empty(shape, "float32")
-    lse = kind.empty(lse_shape(shape), "float32")
+    if _core.on_device(plain(o_a, "o_a"), "o_a"):
+        out = empty_beside(o_a, "out", shape, "float32") if out is None else out
+        lse = empty_beside(o_a, "lse", lse_shape(shape), "float32") if lse is None else lse
+        states = plain(o_a, "o_a"), plain(lse_a, "lse_a"), plain(o_b, "o_b"), plain(lse_b, "lse_b")
+        _core.merge_on_device(*states, out, lse, stream_address(stream, o_a))
+        return out, lse
+    if out is not None or lse is not None or stream is not None:
+        raise _core.MpfaError("merge_states: out, lse and stream are for results in device memory; leave them out")
+    o, lse = kind.empty(shape, "float32"), kind.empty(lse_shape(shape), "float32")
     _core.merge(plain(o_a, "o_a"), plain(lse_a, "lse_a"), plain(o_b, "o_b"), plain(lse_b, "lse_b"), o, lse)
     return kind.result(o), kind.result(lse)
 

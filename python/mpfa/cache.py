@@ -238,7 +238,7 @@ class PagedCache:
 
         The inverse of `import_pages`; refused when some tokens are in 16 bits. Slots past the length become zero.
         """
-        self._core.export_pages(integer(sequence, "sequence", 0), k._core, v._core, pages)
+        self._core.export_pages(integer(sequence, "sequence", 0), k._core, v._core, pages, False)
 
     def to_device(self, device="cuda", *, max_tokens: int | None = None) -> DevicePageView:
         """A copy of all sequences in the memory of a CUDA device, bit for bit, with the page ids of this cache.

@@ -31,11 +31,12 @@ def move_to_device(cache, device, max_tokens: int | None) -> DevicePageView:
     rows = cache.page_table
     tokens = max(cache.lengths) if max_tokens is None else integer(max_tokens, "max_tokens", max(cache.lengths))
     table = np.full((cache.batch, max(-(-tokens // cache._page_size), 1)), -1, np.int32)
+    has_state = cache._core.has_state()
     for sequence, pages in enumerate(rows):
         table[sequence, : len(pages)] = pages
         if pages:
-            cache._core.export_pages(sequence, k._core, v._core, pages)
-    k_mean, v_mean = (None if x is None else to_device(x, device) for x in _means(cache))
+            cache._core.export_pages(sequence, k._core, v._core, pages, has_state)
+    k_mean, v_mean = (None, None) if has_state else (None if x is None else to_device(x, device) for x in _means(cache))
     return DevicePageView(
         k.to_device(device),
         v.to_device(device),
@@ -44,6 +45,7 @@ def move_to_device(cache, device, max_tokens: int | None) -> DevicePageView:
         recipe=cache.recipe,
         k_mean=k_mean,
         v_mean=v_mean,
+        _state=cache._core.device_state(table.shape[1] * cache._page_size) if has_state else None,
     )
 
 
@@ -51,6 +53,10 @@ def take_from_device(cache, view: DevicePageView) -> None:
     """`PagedCache.from_device`."""
     if not isinstance(view, DevicePageView):
         raise _core.MpfaError(f"from_device: view is a {type(view).__name__}; an mpfa.DevicePageView is needed")
+    if view._has_state:
+        raise _core.MpfaError(
+            f"from_device: the view has recipe {view.recipe}, whose sequences are more than pages; save and load them"
+        )
     if view.batch != cache.batch or any(cache.lengths):
         raise _core.MpfaError(
             f"from_device: the view has {view.batch} sequences, the cache {cache.batch} with lengths "

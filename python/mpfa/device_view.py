@@ -88,13 +88,25 @@ class DevicePageView:
     its sequence NaN.
     """
 
-    def __init__(self, k: Pages, v: Pages, *, page_table, lengths, recipe: str | None = None, k_mean=None, v_mean=None):
+    def __init__(
+        self,
+        k: Pages,
+        v: Pages,
+        *,
+        page_table,
+        lengths,
+        recipe: str | None = None,
+        k_mean=None,
+        v_mean=None,
+        _state=None,  # of PagedCache.to_device: what a cache keeps beside pages and means
+    ):
         for x, name in ((k, "k"), (v, "v")):
             if not isinstance(x, Pages):
                 raise _core.MpfaError(f"DevicePageView: {name} is a {type(x).__name__}; mpfa.Pages are needed")
         self.k, self.v = k, v
         self.recipe = None if recipe is None else _core.recipe_text(text(recipe, "recipe"))
-        self._core = _core.DeviceView(k._core, v._core, self.recipe or "", k_mean, v_mean)
+        self._core = _core.DeviceView(k._core, v._core, self.recipe or "", k_mean, v_mean, _state)
+        self._has_state = _state is not None
         self._plans: dict[tuple, DevicePlan] = {}
         self.set_table(page_table=page_table, lengths=lengths)
 

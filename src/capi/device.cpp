@@ -2,6 +2,7 @@
 #include "capi/pages.hpp"
 #include "mpfa/build_info.hpp"
 #include "mpfa/device_cache.hpp"
+#include "mpfa/device_merge.hpp"
 
 using mpfa::Status;
 using mpfa::capi::check_struct;
@@ -108,6 +109,33 @@ mpfa_status mpfa_convert_pages(const mpfa_page_conversion* conversion, mpfa_devi
     if (!made.ok()) return made.status();
     mpfa::capi::set_converted(*c.pages, c.format, c.global, made.value(), *converted);
     return {};
+  });
+}
+
+void mpfa_state_merge_init(mpfa_state_merge* merge, size_t struct_size) {
+  mpfa::capi::init_struct(merge, struct_size, mpfa_state_merge{});
+}
+
+mpfa_status mpfa_merge(const mpfa_state_merge* merge, mpfa_device device, mpfa_error* error) {
+  return guarded(error, [&]() -> Status {
+    constexpr const char* kCall = "mpfa_merge";
+    if (Status s = check_struct(kCall, "merge", merge); !s.ok()) return s;
+    const auto target = mpfa::capi::to_device(kCall, device);
+    if (!target.ok()) return target.status();
+    const auto a = mpfa::capi::to_view(kCall, "a", merge->a), b = mpfa::capi::to_view(kCall, "b", merge->b),
+               out = mpfa::capi::to_view(kCall, "out", merge->out);
+    if (!a.ok()) return a.status();
+    if (!b.ok()) return b.status();
+    if (!out.ok()) return out.status();
+    mpfa::StateMerge call;
+    call.a = a.value();
+    call.b = b.value();
+    call.lse_a = merge->lse_a;
+    call.lse_b = merge->lse_b;
+    call.out = {merge->out.data, out.value().dtype, out.value().shape, out.value().stride};
+    call.lse = merge->lse;
+    call.stream = merge->stream;
+    return mpfa::merge_states(call, target.value());
   });
 }
 

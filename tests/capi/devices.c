@@ -62,6 +62,11 @@ void test_devices(void) {
   CHECK_REFUSED(mpfa_convert_pages(&c, MPFA_SM90, NULL, &error), MPFA_INVALID_ARGUMENT, "converted is NULL");
   CHECK_REFUSED(mpfa_convert_pages(&c, MPFA_SM90, &pages, &error), MPFA_INVALID_ARGUMENT, "a struct of its own");
   CHECK_REFUSED(mpfa_convert_pages(&c, MPFA_SM90, &converted, &error), MPFA_INVALID_ARGUMENT, "mxfp5");
+  mpfa_state_merge m;
+  mpfa_state_merge_init(&m, sizeof m);
+  CHECK_REFUSED(mpfa_merge(NULL, MPFA_SM90, &error), MPFA_INVALID_ARGUMENT, "merge is NULL");
+  CHECK_REFUSED(mpfa_merge(&m, 9, &error), MPFA_INVALID_ARGUMENT, "device is 9");
+  CHECK_REFUSED(mpfa_merge(&m, MPFA_CPU, &error), MPFA_UNSUPPORTED, "on the host use");
   c.format = "mxfp4";
   CHECK_REFUSED(mpfa_convert_pages(&c, MPFA_CPU, &converted, &error), MPFA_UNSUPPORTED, "on the host use");
 }

@@ -108,6 +108,28 @@ static void test_conversion(cudaStream_t stream) {
   CHECK(cudaFree(device) == cudaSuccess);
 }
 
+/* Two halves of weight one each, the second one into the memory of the first. */
+static void test_merge(cudaStream_t stream) {
+  const float a[4] = {1.0f, 2.0f, 3.0f, 4.0f}, b[4] = {3.0f, 6.0f, 5.0f, 8.0f}, lse[2] = {0.5f, -INFINITY};
+  float out[4], out_lse[2];
+  mpfa_state_merge m;
+  mpfa_state_merge_init(&m, sizeof m);
+  m.a = m.out = mpfa_contiguous(on_device(a, sizeof a), MPFA_F32, 1, 1, 2, 2);
+  m.b = mpfa_contiguous(on_device(b, sizeof b), MPFA_F32, 1, 1, 2, 2);
+  m.lse_a = m.lse_b = m.lse = on_device(lse, sizeof lse);
+  m.stream = stream;
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  CHECK(mpfa_merge(&m, MPFA_SM90, &error) == MPFA_OK);
+  CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+  CHECK(cudaMemcpy(out, m.out.data, sizeof out, cudaMemcpyDeviceToHost) == cudaSuccess);
+  CHECK(cudaMemcpy(out_lse, m.lse, sizeof out_lse, cudaMemcpyDeviceToHost) == cudaSuccess);
+  CHECK(out[0] == 2.0f && out[1] == 4.0f && out[2] == 0.0f && out[3] == 0.0f);
+  CHECK_NEAR(out_lse[0], 0.5f + logf(2.0f), 1e-6);
+  CHECK(isinf(out_lse[1]));
+  m.lse_b = lse;
+  CHECK_REFUSED(mpfa_merge(&m, MPFA_SM90, &error), MPFA_INVALID_ARGUMENT, "lse_b is not memory of the current device");
+}
+
 static float tokens[kTokenElements], q32[kRow], want[kRow];
 static unsigned char data[2][kCodes], scales[2][kScales], back[kCodes];
 
@@ -232,6 +254,7 @@ int main(void) {
   mpfa_cache_destroy(cache);
   mpfa_recipe_destroy(recipe);
   test_conversion(stream);
+  test_merge(stream);
   if (failures == 0) printf("all C ABI checks on the device passed\n");
   return failures == 0 ? 0 : 1;
 }

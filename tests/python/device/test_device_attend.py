@@ -2,7 +2,19 @@
 
 import pytest
 import torch
-from device_cases import D, HEADS, KV_HEADS, LENGTHS, PAGE, CudaInterface, Dlpack, error, filled_cache, query
+from device_cases import (
+    D,
+    HEADS,
+    KV_HEADS,
+    LENGTHS,
+    PAGE,
+    CudaInterface,
+    Dlpack,
+    error,
+    filled_cache,
+    gaussian,
+    query,
+)
 
 import mpfa
 
@@ -23,6 +35,39 @@ def test_the_numbers_are_those_of_the_host(recipe, rows):
         seen = torch.isfinite(want_lse)
         assert torch.equal(torch.isfinite(lse.cpu()), seen)
         assert (lse.cpu() - want_lse)[seen].abs().max() < 2e-3
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "mxfp4,phase_switch=on",
+        "kv=int8_g64,p=bf16,phase_switch=on,sink=3,recent=20",
+        "nvfp4,sink=4,recent=page",
+        "kv=int4,p=bf16,v_mean=page",
+        "mpfa,p=bf16",
+    ],
+)
+def test_what_a_cache_keeps_beside_its_pages_comes_along(recipe):
+    d, lengths = 96 if "int" in recipe else 128, (200, 0, 77)
+    shape = (len(lengths), max(lengths), KV_HEADS, d)
+    cache = mpfa.PagedCache(recipe, q_heads=HEADS, kv_heads=KV_HEADS, head_dim=d, batch=3, page_size=PAGE)
+    prompt = gaussian(3, max(lengths), HEADS, d, seed=4) if "mpfa" in recipe else None
+    cache.append(gaussian(*shape, seed=1) + 2, gaussian(*shape, seed=2) + 3, q=prompt, counts=list(lengths))
+    q = query(d=d)
+    for _ in range(2):  # in the 16-bit phase and after it
+        view = cache.to_device(max_tokens=300)
+        out, lse = view.attend(q, return_lse=True)
+        want, want_lse = cache.attend(q.cpu(), return_lse=True)
+        assert error(out, want) < 6e-3
+        seen = torch.isfinite(want_lse)
+        assert torch.equal(torch.isfinite(lse.cpu()), seen)
+        assert (lse.cpu() - want_lse)[seen].abs().max() < 5e-3
+        cache.seal()
+    kv, slots = torch.zeros(1, KV_HEADS, d, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+    with pytest.raises(mpfa.MpfaError, match="belong to sequences and not to slots"):
+        view.write_slots(kv, kv, slots)
+    with pytest.raises(mpfa.MpfaError, match="save and load"):
+        mpfa.PagedCache(recipe, q_heads=HEADS, kv_heads=KV_HEADS, head_dim=d, batch=3, page_size=PAGE).from_device(view)
 
 
 def test_options_reach_the_kernel():

@@ -144,6 +144,21 @@ def test_conversions():
         mpfa.convert_pages(x.cpu(), "mxfp4", stream=0)
 
 
+def test_merges():
+    o, lse = query(), torch.zeros(3, HEADS, 1, device="cuda")
+    for options, text in (
+        ({"out": o.cpu()}, "out is in host memory"),
+        ({"lse": lse.double()}, "lse is float64|lse is f64"),
+        ({"out": o[:, :, :4].contiguous()}, r"out is \[3, 1, 4, 128\] and a"),
+    ):
+        with refused(text):
+            mpfa.merge_states(o, lse, o, lse, **options)
+    with refused("lse_b is in host memory"):
+        mpfa.merge_states(o, lse, o, lse.cpu())
+    with refused("are for results in device memory"):
+        mpfa.merge_states(o.cpu(), lse.cpu(), o.cpu(), lse.cpu(), out=o)
+
+
 def test_memory_of_the_host_behind_a_cuda_interface(plan):
     class Claims:
         def __init__(self, x):

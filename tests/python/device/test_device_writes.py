@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from device_cases import D, KV_HEADS, LENGTHS, PAGE, filled_cache, gaussian
+from device_cases import D, KV_HEADS, LENGTHS, PAGE, error, filled_cache, gaussian
 
 import mpfa
 
@@ -102,20 +102,31 @@ def test_pages_are_converted_to_the_bytes_of_the_host(format, order):
     assert torch.equal(everything.data.cpu().view(torch.int16), all_here.data.view(torch.int16))
 
 
-def test_attention_over_converted_pages():
-    x = gaussian(2, 5, PAGE, KV_HEADS, D, dtype=torch.bfloat16, seed=8).cuda()
-    view = mpfa.DevicePageView(
-        *(mpfa.convert_pages(pages, "mxfp4")[0] for pages in x.clone()),
-        page_table=torch.tensor([[3, 1], [0, 4]], dtype=torch.int32, device="cuda"),
-        lengths=torch.tensor([2 * PAGE, PAGE + 3], device="cuda"),
-    )
-    host = mpfa.PageView(
-        *(mpfa.convert_pages(pages, "mxfp4")[0] for pages in x.cpu()),
-        page_table=[[3, 1], [0, 4]],
-        lengths=[2 * PAGE, PAGE + 3],
-    )
-    q = gaussian(2, 1, 8, D, dtype=torch.bfloat16, seed=9)
-    assert (view.attend(q.cuda()).cpu() - host.attend(q)).abs().max() < 2e-2
+def test_attention_over_pages_of_which_the_old_ones_are_converted():
+    heads, table, packed = 8, torch.tensor([[3, 1, 5, 2], [0, 4, 7, 6]], dtype=torch.int32), 2
+    x = gaussian(2, 8, PAGE, KV_HEADS, D, dtype=torch.bfloat16, seed=8)
+    mean = gaussian(KV_HEADS, D, seed=9)
+    q, lengths = gaussian(2, 1, heads, D, dtype=torch.bfloat16, seed=10), torch.tensor([4 * PAGE, 3 * PAGE + 3])
+
+    def attend(x, q, table, lengths, mean, view, **merge):
+        old = table[:, :packed].contiguous()
+        k, v = (mpfa.convert_pages(pages, "mxfp4", old.flatten(), mean=mean)[0] for pages in x)
+        full = torch.full_like(lengths, packed * PAGE)
+        recipe = "kv=mxfp4,p=bf16,centre=static,v_mean=static"
+        before = view(k, v, page_table=old, lengths=full, recipe=recipe, k_mean=mean, v_mean=mean)
+        after = view(
+            mpfa.Pages(x[0]), mpfa.Pages(x[1]), page_table=table[:, packed:].contiguous(), lengths=lengths - full
+        )
+        a, b = before.attend(q, causal=False, return_lse=True), after.attend(q, causal=True, return_lse=True)
+        return mpfa.merge_states(*a, *b, **merge)
+
+    want, want_lse = attend(x.clone(), q, table, lengths, mean, mpfa.PageView)
+    on_device = (x.cuda(), q.cuda(), table.cuda(), lengths.cuda(), mean.cuda(), mpfa.DevicePageView)
+    out, lse = attend(*on_device, stream=torch.cuda.current_stream())
+    assert out.dtype == torch.float32 and error(out, want) < 5e-3 and (lse.cpu() - want_lse).abs().max() < 1e-3
+    into = torch.empty_like(on_device[1])
+    again, _ = attend(x.cuda(), *on_device[1:], out=into)
+    assert again is into and error(again, out) < 3e-3
 
 
 def test_joined_pages_of_an_engine():
