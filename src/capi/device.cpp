@@ -103,7 +103,7 @@ mpfa_status mpfa_convert_pages(const mpfa_page_conversion* conversion, mpfa_devi
     call.n = c.count;
     call.mean = c.mean;
     call.global = c.global;
-    call.counters = reinterpret_cast<unsigned long long*>(c.counters);
+    call.counters = reinterpret_cast<unsigned long long*>(c.counters);  // NOLINT
     call.stream = c.stream;
     const auto made = mpfa::convert_pages(call, target.value());
     if (!made.ok()) return made.status();
