@@ -26,6 +26,14 @@ __device__ __forceinline__ void compute_here(std::int32_t& x) {
   asm volatile("" : "+r"(x));
 }
 
+/// The upper bit of byte kByte of x in all bits.
+template <int kByte>
+__device__ __forceinline__ std::uint32_t spread_sign(std::uint32_t x) {
+  std::uint32_t y;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(y) : "r"(x), "n"((8 + kByte) * 0x1111));
+  return y;
+}
+
 /// 16 bytes from global to shared memory, past the first-level cache.
 __device__ __forceinline__ void copy_async16(std::uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");

@@ -7,7 +7,9 @@
 #include <cuda_fp8.h>
 
 #include <cstdint>
+#include <type_traits>
 
+#include "cuda/common/ptx.cuh"
 #include "cuda/sm90/append/params.h"
 #include "formats/elements.hpp"
 
@@ -27,33 +29,53 @@ __device__ __forceinline__ float inverse_of(float f) {
 /// x / factor, correctly rounded where quotients are at least 2^-10: Markstein's division by a rounded inverse, which
 /// takes factors in a middle range whose bits are not all ones.
 struct Quotient {
-  float factor = 1.0F, inverse = 1.0F;
-  bool slow = false;
+  float factor = 1.0F, inverse = 1.0F, rest = 0.0F;  // rest: what the inverse lacks
 
   Quotient() = default;
-  __device__ explicit Quotient(float f) : Quotient(f, !(f > 0x1p-60F && f < 0x1p60F) || all_ones(f)) {}
-  __device__ Quotient(float f, bool is_slow) : factor(f), slow(is_slow) { inverse = inverse_of(f); }
-  static __device__ bool all_ones(float f) { return (formats::float_bits(f) & 0x7FFFFFU) == 0x7FFFFFU; }
+  __device__ explicit Quotient(float f) : factor(f), inverse(inverse_of(f)) {
+    rest = __fmul_rn(__fmaf_rn(-f, inverse, 1.0F), inverse);
+  }
+  static __device__ bool takes(float f) {
+    const std::uint32_t bits = formats::float_bits(f);
+    return bits - (67U << 23) < 120U << 23 && (~bits & 0x7FFFFFU) != 0U;  // from 2^-60, below 2^60
+  }
   __device__ float operator()(float v) const {
     const float q = __fmul_rn(v, inverse);
     return __fmaf_rn(__fmaf_rn(-q, factor, v), inverse, q);
   }
+  /// On the same side of every border between 4-bit codes as the rounded quotient (tried for every significand).
+  __device__ float sided(float v) const { return __fmaf_rn(v, inverse, __fmul_rn(v, rest)); }
 };
 
-/// v / kDivisor for v of any size.
+/// The same for factors of at most 4 significant bits, whose products with borders are exact, and v >= 0: one product
+/// with the number below the inverse, rounded up (tried for every significand).
+struct ShortQuotient {
+  float inverse = 1.0F;
+
+  ShortQuotient() = default;
+  __device__ explicit ShortQuotient(float rounded_inverse)
+      : inverse(formats::bits_float(formats::float_bits(rounded_inverse) - 1U)) {}
+  __device__ float sided(float v) const { return __fmul_ru(v, inverse); }
+};
+
+/// v / kDivisor, correctly rounded for v >= 2^-90.
 template <int kDivisor>
 __device__ __forceinline__ float divide_by(float v) {
   constexpr float kInverse = 1.0F / kDivisor;
-  if (v < 0x1p-90F) return __fdiv_rn(v, kDivisor);
   const float q = __fmul_rn(v, kInverse);
-  return __fmaf_rn(__fmaf_rn(-q, kDivisor, v), kInverse, q);
+  return (kDivisor & (kDivisor - 1)) == 0 ? q : __fmaf_rn(__fmaf_rn(-q, kDivisor, v), kInverse, q);
 }
 
-/// Division by a power of two is multiplication by its inverse. slow: twice or half the inverse is no normal number.
+/// Of blocks of nvfp4: the scale of the head is 1, so that factors have 4 bits, or another.
+struct E4m3Divide {
+  Quotient any;
+  ShortQuotient one;
+  bool whole = false;
+};
+
+/// Division by a power of two is multiplication by its inverse, where twice and half of that are normal numbers.
 struct PowerOfTwo {
-  float factor = 1.0F, inverse = 1.0F;
-  bool slow = false;
-  __device__ float operator()(float v) const { return __fmul_rn(v, inverse); }
+  float inverse = 1.0F;
 };
 
 template <class Codec>
@@ -76,18 +98,17 @@ __device__ __forceinline__ std::uint32_t pack(Fn&& code) {
   return word;
 }
 
-/// Fast codes of elements: kLimit is a bound of |x| / factor.
+/// Fast codes of elements that are finite and whose quotients are below 1.5 times the largest code's value.
 template <class Codec>
 struct FastCodes;
 
 template <>
 struct FastCodes<formats::E2M1> {
-  static constexpr float kLimit = 15.0F;  // codes on the continued grid have 4 bits
-
   /// |q| to nearest, ties to even, on the grid continued past 6, as the lowest of the three grids' lines: steps of 0.5
   /// from code 0, of 1 from code 2, of 2 from code 4. Adding 2^23 rounds to integers.
-  static __device__ __forceinline__ std::uint32_t code(float v, const Quotient& divide) {
-    const float abs = divide(fabsf(v));
+  template <class Divide>
+  static __device__ __forceinline__ std::uint32_t code(float v, const Divide& divide) {
+    const float abs = divide.sided(fabsf(v));
     return lowest(__fmaf_rn(abs, 2.0F, 0x1p23F), __fadd_rn(abs, 0x1p23F + 2.0F), __fmaf_rn(abs, 0.5F, 0x1p23F + 4.0F));
   }
   /// Products with powers of two are exact, so that one rounding is left.
@@ -99,28 +120,35 @@ struct FastCodes<formats::E2M1> {
   static __device__ __forceinline__ std::uint32_t lowest(float a, float b, float c) {
     return __vimin3_u32(formats::float_bits(a), formats::float_bits(b), formats::float_bits(c));
   }
+  static __device__ __forceinline__ void encode(const float (&x)[kChunk], const E4m3Divide& divide,
+                                                std::uint32_t (&words)[2], std::uint32_t& saturated) {
+    divide.whole ? encode(x, divide.one, words, saturated) : encode(x, divide.any, words, saturated);
+  }
   template <class Divide>
   static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Divide& divide,
                                                 std::uint32_t (&words)[2], std::uint32_t& saturated) {
     constexpr std::uint32_t kOffset = 0x4B000000U;  // 2^23
-    std::uint32_t over[2];
+#pragma unroll
+    for (int w = 0; w < 2; ++w) words[w] = pack<4, kOffset>([&](int i) { return code(x[8 * w + i], divide); });
+    const std::uint32_t over[2] = {words[0] & 0x88888888U, words[1] & 0x88888888U};
+    // Scales that are no powers of two are hardly ever so small.
+    if (std::is_same_v<Divide, PowerOfTwo> || (over[0] | over[1]) != 0U) {
+#pragma unroll
+      for (int w = 0; w < 2; ++w) words[w] |= over[w] - (over[w] >> 3);
+      saturated += __popc(over[0] >> 3 | over[1]);
+    }
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
-      words[w] = pack<4, kOffset>([&](int i) { return code(x[8 * w + i], divide); });
-      over[w] = words[w] & 0x88888888U;
-      words[w] = (words[w] | (over[w] - (over[w] >> 3))) & 0x77777777U;
       std::uint32_t signs = 0;
 #pragma unroll
       for (int i = 7; i >= 0; --i) signs = __funnelshift_l(formats::float_bits(x[8 * w + i]), signs, 4);
-      words[w] |= signs & 0x88888888U;
+      words[w] = (words[w] & 0x77777777U) | (signs & 0x88888888U);
     }
-    saturated += __popc(over[0] >> 3 | over[1]);
   }
 };
 
 template <>
 struct FastCodes<formats::E4M3> {
-  static constexpr float kLimit = 460.0F;
   template <class Divide>
   static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Divide& divide,
                                                 std::uint32_t (&words)[4], std::uint32_t& /*saturated*/) {
@@ -142,7 +170,6 @@ struct FastCodes<formats::E4M3> {
 /// Two's complement is offset binary with the upper bit turned; 1.5 * 2^23 plus the offset rounds to integers.
 template <int kBits, int kHigh>
 struct FastCodes<formats::Integer<kBits, -kHigh, kHigh>> {
-  static constexpr float kLimit = kHigh + 0.45F;
   template <class Divide, int kCount>
   static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Divide& divide,
                                                 std::uint32_t (&words)[kCount], std::uint32_t& /*saturated*/) {
@@ -155,32 +182,46 @@ struct FastCodes<formats::Integer<kBits, -kHigh, kHigh>> {
 #pragma unroll
     for (int w = 0; w < kCount; ++w) {
       words[w] = kTop ^ pack<kBits, kOffset>([&](int i) {
-                   return formats::float_bits(__fadd_rn(divide(x[kIn * w + i]), kMagic + kHalf));
+                   const float v = x[kIn * w + i];
+                   return formats::float_bits(__fadd_rn(kBits == 4 ? divide.sided(v) : divide(v), kMagic + kHalf));
                  });
     }
   }
 };
 
-/// No trick: the codec itself.
+/// Powers of two: the exponent after adding half of a step to the bits, ties to even. From 0 to 0.25 is a step as well,
+/// which ends before the half.
 template <>
 struct FastCodes<formats::E3M0> {
-  static constexpr float kLimit = 17.0F;
-  template <class Divide>
-  static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Divide& divide,
+  /// Bits 23 to 25 are the code: 0.125, where code 0 ends, has exponent 124 and is taken for 2.
+  static __device__ __forceinline__ std::uint32_t rounded(float v, const Quotient& divide) {
+    constexpr std::uint32_t kZero = 128U << 23, kHalf = 0x3FFFFFU;
+    const std::uint32_t abs = formats::float_bits(divide.sided(fabsf(v)));
+    const std::uint32_t odd = ptx::spread_sign<2>(abs);  // of bit 23
+    const std::uint32_t low = __viaddmin_u32(abs, 2 * kHalf + 1U, kZero + (1U << 23));
+    return __vimax3_u32(abs + kHalf - odd, low, kZero);
+  }
+  static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Quotient& divide,
                                                 std::uint32_t (&words)[2], std::uint32_t& /*saturated*/) {
+    Quotient larger = divide;
+    larger.inverse *= 16.0F, larger.rest *= 16.0F;
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
-      words[w] = pack<4, 0>([&](int i) {
+      std::uint32_t word = 0;
+#pragma unroll
+      for (int i = 7; i >= 0; --i) {
         const float v = x[8 * w + i];
-        return formats::E3M0::encode(copysignf(divide(v), v)).bits;
-      });
+        const std::uint32_t code = rounded(v, larger) << 5 | (formats::float_bits(v) & 0x80000000U);
+        word = __funnelshift_l(code, word, 4);
+      }
+      words[w] = word;
     }
   }
 };
 
 template <>
 struct FastCodes<formats::Bf16> {
-  static constexpr float kLimit = 0x1p127F;
+  static constexpr float kLimit = 0x1p127F;  // of |x|
   template <class Divide>
   static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Divide& /*none*/,
                                                 std::uint32_t (&words)[8], std::uint32_t& /*saturated*/) {
@@ -205,6 +246,20 @@ struct FastCodes<formats::F16> {
     }
   }
 };
+
+/// What functions that are not inlined read and write. It is no array by itself: compilers give arrays of one type one
+/// place, and one that is read from memory would take those with it that lie in registers.
+template <class T, int kCount>
+struct InMemory {
+  T v[kCount];
+};
+
+__device__ __forceinline__ InMemory<float, kChunk> in_memory(const float (&x)[kChunk]) {
+  InMemory<float, kChunk> copy;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) copy.v[i] = x[i];
+  return copy;
+}
 
 /// As formats/quantise.cpp does it, for every value.
 template <class Codec>

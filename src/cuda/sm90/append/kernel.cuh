@@ -1,15 +1,19 @@
 // A thread writes 16 channels of one head of one token after another, so that means, scales of heads and strides are
-// found once. Warps hold the same head of neighbouring tokens: their scales lie side by side. As src/formats does on
-// the host, to the same bytes: every sum and product is rounded by itself.
+// found once; where tokens go, a block finds once for all heads. Warps hold the same head of neighbouring tokens: their
+// scales lie side by side. As src/formats does on the host, to the same bytes: every sum and product is rounded by
+// itself.
 #pragma once
 
 #include "cuda/common/ptx.cuh"
 #include "cuda/sm90/append/quantise.cuh"
+#include "cuda/sm90/append/queries.cuh"
 #include "cuda/sm90/append/rows.cuh"
 
 namespace mpfa::sm90 {
 
 inline constexpr int kAppendThreads = 256;
+/// Blocks that a multiprocessor runs at a time; those that rotate need more registers.
+inline constexpr int kResident = 3, kRotatingResident = 2;
 
 /// A warp's place: its head and part of the row, its lane's channels and token.
 struct Lane {
@@ -26,32 +30,27 @@ struct Lane {
         active(channel < row.d) {}
 };
 
-/// The means of a thread's channels, kept in shared memory for want of registers. Only the thread itself reads them.
-template <int kThreads>
+/// The means of a thread's channels.
 class Mean {
  public:
-  __device__ Mean(const RowFormat& row, const Lane& at) {
-    __shared__ float4 all[kChunk / 4][kThreads];
-    mine_ = ptx::shared_address(&all[0][threadIdx.x]);
-    given_ = row.mean != nullptr;
-    if (!given_) return;
+  __device__ Mean(const RowFormat& row, const Lane& at) : given_(row.mean != nullptr) {
+    if (!given_ || !at.active) return;
     const auto* from = reinterpret_cast<const float4*>(row.mean + at.head * row.d + at.channel);
 #pragma unroll
-    for (int i = 0; i < kChunk / 4; ++i)
-      all[i][threadIdx.x] = at.active ? from[i] : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+    for (int i = 0; i < kChunk / 4; ++i) mine_[i] = from[i];
   }
   __device__ __forceinline__ void subtract_from(float (&x)[kChunk]) const {
     if (!given_) return;
 #pragma unroll
     for (int i = 0; i < kChunk / 4; ++i) {
-      const float4 m = ptx::load_shared(mine_ + static_cast<std::uint32_t>(sizeof(float4) * kThreads * i));
+      const float4 m = mine_[i];
       x[4 * i] = __fsub_rn(x[4 * i], m.x), x[4 * i + 1] = __fsub_rn(x[4 * i + 1], m.y);
       x[4 * i + 2] = __fsub_rn(x[4 * i + 2], m.z), x[4 * i + 3] = __fsub_rn(x[4 * i + 3], m.w);
     }
   }
 
  private:
-  std::uint32_t mine_;
+  float4 mine_[kChunk / 4] = {};
   bool given_;
 };
 
@@ -64,6 +63,7 @@ class Ring {
   __device__ explicit Ring(bool active) {
     __shared__ uint4 all[kStages][kVectors][kAppendThreads];
     mine_ = ptx::shared_address(&all[0][0][threadIdx.x]);
+    ptx::keep_in_register(mine_);
     if (active) return;  // others are never written, and read as zeros
     for (auto& stage : all) {
       for (auto& line : stage) line[threadIdx.x] = make_uint4(0, 0, 0, 0);
@@ -76,13 +76,15 @@ class Ring {
       for (int i = 0; i < kVectors; ++i) ptx::copy_async16_cached(mine_ + at_ + kLine * i, from + 16 * i);
     }
     ptx::commit_copies();
-    at_ = at_ == kLine * kVectors * (kStages - 1) ? 0U : at_ + kLine * kVectors;
+    at_ = (at_ + kLine * kVectors) % (kLine * kVectors * kStages);
   }
-  /// The oldest chunk, whose place the next fetch takes.
-  __device__ __forceinline__ void read(RawRun<kInput>& raw) const {
+  __device__ __forceinline__ void wait() const {
     ptx::wait_copies<kStages - 1>();
+  }
+  /// The oldest chunk, whose place the next fetch takes, of the thread that is `away` from this one.
+  __device__ __forceinline__ void read(RawRun<kInput>& raw, int away = 0) const {
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) raw.v[i] = ptx::load_shared_words(mine_ + at_ + kLine * i);
+    for (int i = 0; i < kVectors; ++i) raw.v[i] = ptx::load_shared_words(mine_ + at_ + kLine * i + 16 * away);
   }
 
  private:
@@ -101,109 +103,133 @@ __device__ __forceinline__ std::int64_t offset(std::uint32_t index, std::int32_t
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(index) * static_cast<std::uint32_t>(stride));
 }
 
-template <AppendInput kInput, bool kRope, class Q>
-__device__ __forceinline__ void write_operand(const AppendParams& p, const AppendOperand& o, const Divisor& columns,
-                                              std::uint32_t block, bool turns) {
-  const std::uint32_t warp = block * (kAppendThreads / 32) + threadIdx.x / 32, line = divide(warp, columns);
-  const std::uint32_t lines = static_cast<std::uint32_t>(o.lines);
-  if (line >= lines) return;  // warps beyond a whole number of lines
-  const Lane at(o.row, static_cast<int>(warp - line * columns.d));
-
-  const std::uint32_t n = static_cast<std::uint32_t>(p.n);
-  std::uint32_t step = lines * static_cast<std::uint32_t>(at.tokens);
-  ptx::keep_in_register(step);
-  std::uint32_t begin = line * static_cast<std::uint32_t>(at.tokens);
-  std::uint32_t token = begin + static_cast<std::uint32_t>(at.token);
-  constexpr int kSize = kInput == AppendInput::f32 ? 4 : 2;
-  const auto* next =
-      static_cast<const std::uint8_t*>(o.x) + (o.x_row * token + at.head * o.x_head + at.channel) * kSize;
-  const std::int64_t x_step = o.x_row * step * kSize;
-  const bool asks_position = kRope && turns;
-  Ring<kInput> ring(at.active);
-  const std::uint8_t* here = next;
-#pragma unroll
-  for (std::uint32_t i = 0; i < Ring<kInput>::kStages; ++i, next += x_step) {
-    ring.fetch(next, at.active && token + i * step < n);
-  }
-  std::int64_t next_slot = -1, next_position = 0;
-  const auto fetch_slot = [&](std::uint32_t t) {
-    next_slot = -1;
-    if (!at.active || t >= n) return;
-    next_slot = __ldg(p.slots + t);
-    if (asks_position) next_position = __ldg(p.rope.positions + t);
+/// Where the rows of a tile's tokens go: bytes from the first row of a head, data < 0 for nowhere. Tokens past the last
+/// one are among them. To be read after a barrier.
+template <bool kRope>
+class Places {
+ public:
+  struct Place {
+    std::int64_t data, scales;
   };
-  fetch_slot(token);
+  static constexpr std::uint32_t kBytes = sizeof(Place);
 
+  __device__ Places(const AppendParams& p, const AppendOperand& o, bool turns, std::uint32_t first) {
+    __shared__ Place places[kMostTile];
+    __shared__ std::int64_t positions[kRope ? kMostTile : 1];
+    place_ = ptx::shared_address(places), position_ = positions;
+    ptx::keep_in_register(place_);
+    for (std::uint32_t i = threadIdx.x; i < static_cast<std::uint32_t>(o.tile); i += blockDim.x) {
+      std::int64_t slot = -1;
+      if (first + i < static_cast<std::uint32_t>(p.n)) {
+        slot = __ldg(p.slots + first + i);
+        if (kRope && turns) {
+          positions[i] = __ldg(p.rope.positions + first + i);
+          if (positions[i] < 0 || positions[i] >= p.rope.rows) slot = -1;
+        }
+      }
+      places[i] = {-1, 0};
+      if (static_cast<std::uint64_t>(slot) >= static_cast<std::uint32_t>(p.end_slot)) continue;
+      const std::uint32_t at = static_cast<std::uint32_t>(slot), page = divide(at, p.page_div),
+                          row = at - page * static_cast<std::uint32_t>(p.page_size);
+      places[i] = {offset(page, o.data_page) + offset(row, o.data_row),
+                   offset(page, o.scale_page) + offset(row, o.scale_row)};
+    }
+  }
+  __device__ __forceinline__ Place place(int token) const {
+    const uint4 v = ptx::load_shared_words(place_ + kBytes * static_cast<std::uint32_t>(token));
+    return {static_cast<std::int64_t>(static_cast<std::uint64_t>(v.y) << 32 | v.x),
+            static_cast<std::int64_t>(static_cast<std::uint64_t>(v.w) << 32 | v.z)};
+  }
+  __device__ __forceinline__ std::int64_t position(int token) const { return position_[token]; }
+
+ private:
+  std::uint32_t place_;
+  const std::int64_t* position_;
+};
+
+/// A block takes o.tile tokens of as many heads as it has warps for.
+template <AppendInput kInput, bool kRope, class Q>
+__device__ __forceinline__ void write_operand(const AppendParams& p, const AppendOperand& o, std::uint32_t block,
+                                              bool turns) {
+  const std::uint32_t tile = divide(block, o.groups), group = block - tile * o.groups.d;
+  const std::uint32_t warp = threadIdx.x / 32, line = divide(warp, o.across);
+  const std::uint32_t column = group * o.across.d + warp - line * o.across.d;
+  const bool works = line < static_cast<std::uint32_t>(o.lines) && column < static_cast<std::uint32_t>(o.columns);
+  const Lane at(o.row, works ? static_cast<int>(column) : 0);
+  const std::uint32_t first = tile * static_cast<std::uint32_t>(o.tile);
+  // Of the block; this thread takes every `step`th from `token` on.
+  const int tokens = min(o.tile, p.n - static_cast<int>(first));
+  std::int32_t step = o.lines * at.tokens;
+  ptx::keep_in_register(step);
+  int token = static_cast<int>(line) * at.tokens + at.token;
+
+  constexpr int kSize = kInput == AppendInput::f32 ? 4 : 2, kStages = Ring<kInput>::kStages;
+  const auto* next =
+      static_cast<const std::uint8_t*>(o.x) + (o.x_row * (first + token) + at.head * o.x_head + at.channel) * kSize;
+  const std::uint8_t* here = next;
+  const std::int64_t x_step = o.x_row * step * kSize;
+  Ring<kInput> ring(at.active);
+  const int end = at.active && works ? tokens : 0;
+#pragma unroll
+  for (int i = 0; i < kStages; ++i, next += x_step) ring.fetch(next, token + i * step < end);
+  const Mean mean(o.row, at);
   const Q quantiser(o.row, at.head, at.lane);
-  const Mean<kAppendThreads> mean(o.row, at);
-  const bool leads = quantiser.leads && Q::kScaleBytes > 0;
+  const Places<kRope> places(p, o, turns, first);
   std::uint8_t* const data = o.data + at.head * o.data_head + at.channel * Q::Codec::kBits / 8;
   std::uint8_t* const scales =
       o.scales + at.head * o.scale_head + (at.channel / kChunk >> o.row.group_shift) * Q::kScaleBytes;
+  __syncthreads();
+  if (!works) return;
+
+  const bool leads = quantiser.leads && Q::kScaleBytes > 0;
+  // Partners of halves lie in the ring, some lanes away.
+  const bool beside = p.rope.k_wide && p.rope.style == RopeStyle::half &&
+                      p.rope.begin % kWarpChannels + 2 * p.rope.half <= kWarpChannels;
+  int pair = at.channel - p.rope.begin, away = p.rope.half / kChunk;
+  const bool pairs = pair >= 0 && pair < 2 * p.rope.half;
+  if (pair >= p.rope.half) pair -= p.rope.half, away = -away;
   Counts counts;
-  for (; begin < n; begin += step, token += step) {
+  for (int left = tokens - static_cast<int>(line) * at.tokens; left > 0; left -= step, token += step) {
     float x[kChunk];
     RawRun<kInput> raw;
+    ring.wait();
     ring.read(raw);
     raw.widen(x);
-    ring.fetch(next, at.active && token + Ring<kInput>::kStages * step < n);
-    next += x_step;
-    bool written = static_cast<std::uint64_t>(next_slot) < static_cast<std::uint32_t>(p.end_slot);
-    const std::uint32_t slot = static_cast<std::uint32_t>(next_slot);
-    const std::int64_t position = next_position;
-    fetch_slot(token + step);
-    if constexpr (kRope) {
-      if (asks_position) {
-        written = written && position >= 0 && position < p.rope.rows;
-        if (written) turn_chunk<kInput>(p.rope, position, here - at.channel * kSize, at.channel, x);
-        here += x_step;
+    const auto place = places.place(token);
+    const bool written = at.active && place.data >= 0;
+    if (kRope && turns) {
+      if (beside) {
+        __syncwarp();
+        ring.read(raw, pairs ? away : 0);
+        __syncwarp();
+        if (written && pairs) turn_with<kInput>(p.rope, places.position(token), raw, away < 0, pair, x);
+      } else if (written) {
+        turn_chunk<kInput>(p.rope, places.position(token), here - at.channel * kSize, at.channel, x);
       }
+      here += x_step;
     }
+    ring.fetch(next, token + kStages * step < end);
+    next += x_step;
     mean.subtract_from(x);
     Block<typename Q::Codec> block;
     quantiser(x, written, block, counts);
-    if (!written) continue;
-    const std::uint32_t page = divide(slot, p.page_div), row = slot - page * static_cast<std::uint32_t>(p.page_size);
-    store<Q>(block, leads, data + offset(page, o.data_page) + offset(row, o.data_row),
-             scales + offset(page, o.scale_page) + offset(row, o.scale_row));
+    if (written) store<Q>(block, leads, data + place.data, scales + place.scales);
   }
   add_counts(p.counters, counts);
 }
 
-/// One share of some heads of a token of Q: kCount pairs or channels of each.
-template <int kCount>
-__device__ __forceinline__ void write_query(const AppendParams& p, std::uint32_t i) {
-  const AppendRope& r = p.rope;
-  if (i >= static_cast<std::uint32_t>(r.q_rows) * r.shares_div.d * r.groups_div.d) return;
-  const std::uint32_t line = divide(i, r.shares_div), row = divide(line, r.groups_div);
-  const int head = static_cast<int>(line - row * r.groups_div.d) * kQueryHeads;
-  if (r.q_positions == nullptr && static_cast<std::uint64_t>(p.slots[row]) >= static_cast<std::uint32_t>(p.end_slot)) {
-    return;
-  }
-  const std::int64_t position = r.q_positions == nullptr ? r.positions[row] : r.q_positions[row];
-  // Pairs that turn first, then the channels around them.
-  const int share = static_cast<int>(i - line * r.shares_div.d) * kCount;
-  const int turning = r.style == RopeStyle::half ? r.half : 2 * r.half, rest = share - turning;
-  const int channel = rest < 0 ? r.begin + share : rest < r.begin ? rest : rest + 2 * r.half;
-  turn_query<kCount>(r, position, row * r.q_row + head * r.q_head, row * r.q_out_row + head * r.q_out_head,
-                     min(kQueryHeads, r.q_heads - head), channel);
-}
-
 /// Blocks for K, for V, then for Q.
 template <AppendInput kInput, bool kRope>
-__global__ void __launch_bounds__(kAppendThreads, kRope ? 3 : 4) append(const __grid_constant__ AppendParams p) {
-  const std::uint32_t blocks = static_cast<std::uint32_t>(p.blocks), which = blockIdx.x < blocks ? 0 : 1;
-  if (blockIdx.x < blocks * static_cast<std::uint32_t>(p.operands)) {
+__global__ void __launch_bounds__(kAppendThreads, kRope ? kRotatingResident : kResident)
+    append(const __grid_constant__ AppendParams p) {
+  const std::uint32_t k = static_cast<std::uint32_t>(p.operand[0].blocks), which = blockIdx.x < k ? 0 : 1,
+                      block = blockIdx.x - which * k;
+  if (block < static_cast<std::uint32_t>(p.operand[which].blocks)) {
     const AppendOperand& o = p.operand[which];
-    visit(o.row.format, [&]<class Q>() {
-      write_operand<kInput, kRope, Q>(p, o, p.columns[which], blockIdx.x - which * blocks, which == 0);
-    });
-    return;
-  }
-  if constexpr (kRope) {
-    const std::uint32_t i =
-        (blockIdx.x - blocks * static_cast<std::uint32_t>(p.operands)) * kAppendThreads + threadIdx.x;
-    p.rope.q_wide ? write_query<8>(p, i) : write_query<1>(p, i);
+    visit(o.row.format, [&]<class Q>() { write_operand<kInput, kRope, Q>(p, o, block, which == 0); });
+  } else if constexpr (kRope) {
+    const std::uint32_t i = (block - static_cast<std::uint32_t>(p.operand[1].blocks)) * blockDim.x + threadIdx.x;
+    p.rope.q_wide ? write_query<kInput, 8>(p, i) : write_query<kInput, 1>(p, i);
   }
 }
 

@@ -8,8 +8,39 @@
 
 namespace mpfa::sm90 {
 
-/// Blocks for K, and as many for V: threads see some tokens each.
-inline constexpr std::int64_t kMostBlocks = 264;
+inline constexpr std::int64_t kMultiprocessors = 132;
+
+/// Warps of a block: as many as divide the columns, so that none is idle, or all.
+inline int warps_for(std::int64_t columns) {
+  constexpr int kMost = kAppendThreads / 32;
+  if (columns < kMost) return static_cast<int>(kMost / columns * columns);
+  for (int w = kMost; w > kMost / 2; --w) {
+    if (columns % w == 0) return w;
+  }
+  return kMost;
+}
+
+/// Tiles of n tokens, such that the blocks of all operands fill the `slots` of the card once, or a few
+/// times.
+inline void divide_tokens(AppendParams& p, std::int64_t warps, std::int64_t slots) {
+  std::int64_t work = 0;
+  for (int i = 0; i < p.operands; ++i) {
+    AppendOperand& o = p.operand[i];
+    const std::int64_t columns = static_cast<std::int64_t>(p.heads) * o.row.parts, across = std::min(columns, warps);
+    o.columns = static_cast<std::int32_t>(columns), o.lines = static_cast<std::int32_t>(warps / across);
+    o.across = make_divisor(static_cast<std::uint32_t>(across));
+    o.groups = make_divisor(static_cast<std::uint32_t>((columns + across - 1) / across));
+    work += o.groups.d * static_cast<std::int64_t>(p.n);
+  }
+  const std::int64_t waves = std::max<std::int64_t>(1, (work + slots * kMostTile - 1) / (slots * kMostTile));
+  for (int i = 0; i < p.operands; ++i) {
+    AppendOperand& o = p.operand[i];
+    const std::int64_t step = o.lines * (32 / o.row.lanes), blocks = slots * waves;
+    const std::int64_t tile = (work + blocks * step - 1) / (blocks * step) * step;
+    o.tile = static_cast<std::int32_t>(std::clamp<std::int64_t>(tile, step, kMostTile / step * step));
+    o.blocks = static_cast<std::int32_t>(o.groups.d * ((p.n + o.tile - 1) / o.tile));
+  }
+}
 
 /// Threads of a row of Q: 8 pairs that turn, or 8 other channels, each; 1 where Q is not laid out for that.
 inline std::int64_t query_shares(const AppendRope& r, std::int64_t d) {
@@ -19,33 +50,22 @@ inline std::int64_t query_shares(const AppendRope& r, std::int64_t d) {
 
 template <AppendInput kInput>
 cudaError_t launch_append_of(bool rope, const AppendParams& params, cudaStream_t stream) {
-  constexpr std::int64_t kWarps = kAppendThreads / 32;
   AppendParams p = params;
-  // A line is a warp for every head and part of a row: at least one.
-  std::int64_t one = 1, all = 1;
-  for (int i = 0; i < p.operands; ++i) {
-    const RowFormat& row = p.operand[i].row;
-    const std::int64_t columns = static_cast<std::int64_t>(p.heads) * row.parts, tokens = 32 / row.lanes;
-    p.columns[i] = make_divisor(static_cast<std::uint32_t>(columns));
-    one = std::max(one, (columns + kWarps - 1) / kWarps);
-    all = std::max(all, (columns * ((p.n + tokens - 1) / tokens) + kWarps - 1) / kWarps);
-  }
-  p.blocks = static_cast<std::int32_t>(std::clamp(all, one, std::max(one, kMostBlocks)));
-  for (int i = 0; i < p.operands; ++i) {
-    p.operand[i].lines = static_cast<std::int32_t>(p.blocks * kWarps / p.columns[i].d);
-  }
-  std::int64_t blocks = static_cast<std::int64_t>(p.blocks) * p.operands;
+  const int warps = warps_for(static_cast<std::int64_t>(p.heads) * p.operand[0].row.parts);
+  const int threads = 32 * warps;
+  divide_tokens(p, warps, kMultiprocessors * (rope ? kRotatingResident : kResident));
+  std::int64_t blocks = static_cast<std::int64_t>(p.operand[0].blocks) + p.operand[1].blocks;
   if (rope && p.rope.q != nullptr) {
     const std::int64_t shares = query_shares(p.rope, p.operand[0].row.d);
     p.rope.shares_div = make_divisor(static_cast<std::uint32_t>(shares));
     const std::int64_t groups = (p.rope.q_heads + kQueryHeads - 1) / kQueryHeads;
     p.rope.groups_div = make_divisor(static_cast<std::uint32_t>(groups));
-    blocks += (p.rope.q_rows * groups * shares + kAppendThreads - 1) / kAppendThreads;
+    blocks += (p.rope.q_rows * groups * shares + threads - 1) / threads;
   }
   if (rope) {
-    append<kInput, true><<<static_cast<unsigned>(blocks), kAppendThreads, 0, stream>>>(p);
+    append<kInput, true><<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream>>>(p);
   } else {
-    append<kInput, false><<<static_cast<unsigned>(blocks), kAppendThreads, 0, stream>>>(p);
+    append<kInput, false><<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream>>>(p);
   }
   return cudaGetLastError();
 }

@@ -14,6 +14,8 @@ namespace mpfa::sm90 {
 inline constexpr int kChunk = 16;
 /// Channels of a row that a warp holds; longer rows take several warps.
 inline constexpr int kWarpChannels = 32 * kChunk;
+/// Tokens of a block, at most.
+inline constexpr int kMostTile = 256;
 
 /// Formats with a kernel, block size apart.
 enum class AppendFormat : std::uint8_t {
@@ -55,7 +57,9 @@ struct AppendOperand {
   std::uint8_t* scales;
   std::int64_t data_head, scale_head;
   std::int32_t data_page, data_row, scale_page, scale_row;
-  std::int32_t lines;  // warps that walk over the tokens beside each other; of the launch
+  // Of the launch. A column is a warp's share of the row of a token; a block takes some of them for `tile` tokens.
+  std::int32_t columns, lines, tile, blocks;  // lines: warps of a column beside each other
+  Divisor across, groups;                     // columns of a block, and groups of them
 };
 
 /// Tables, and queries to rotate. Strides in elements.
@@ -84,9 +88,6 @@ struct AppendParams {
   const std::int64_t* slots;  // [n]
   std::int32_t end_slot;      // num_pages * page_size
   Divisor page_div;
-  Divisor columns[2];   // warps for all heads of a token of K, V
-  std::int32_t lines;   // warps that walk over the tokens beside each other, for every column
-  std::int32_t blocks;  // thread blocks for K, and as many for V; those after them are for Q
   std::int32_t n, heads, page_size;
   unsigned long long* counters;  // [3] non-finite blocks, saturated elements, flushed blocks; or null
 };

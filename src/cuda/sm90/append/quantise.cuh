@@ -5,7 +5,9 @@
 
 namespace mpfa::sm90 {
 
-/// Bits of the largest magnitude of the `lanes` threads that share a scale, NaN on top.
+/// Bits of the largest magnitude of the threads that share a scale, NaN on top: of kLanes threads, or of `lanes` where
+/// that is 0.
+template <int kLanes>
 __device__ __forceinline__ std::uint32_t largest_bits(const float (&x)[kChunk], int lanes) {
   float most[2] = {0.0F, 0.0F};
 #pragma unroll
@@ -13,7 +15,16 @@ __device__ __forceinline__ std::uint32_t largest_bits(const float (&x)[kChunk], 
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(most[i % 2]) : "f"(most[i % 2]), "f"(fabsf(x[i])));
   }
   std::uint32_t largest = max(formats::float_bits(most[0]), formats::float_bits(most[1]));
-  for (int step = lanes / 2; step > 0; step /= 2) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, step));
+  const auto share = [&](int step) { largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, step)); };
+  if constexpr (kLanes > 0) {
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) share(step);
+  } else {
+    // A step of 0 changes nothing, and is cheaper than a branch.
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) share((lanes - 1) & step);
+    if (lanes > 8) share(8), share((lanes - 1) & 16);
+  }
   return largest;
 }
 
@@ -41,34 +52,14 @@ struct Quantiser {
   /// All threads of the warp call it together. Counts where `counted`.
   __device__ __forceinline__ void operator()(const float (&x)[kChunk], bool counted, Block<Codec>& block,
                                              Counts& counts) const {
-    const std::uint32_t largest = largest_bits(x, lanes);
-    const bool first = counted && leads;
+    const std::uint32_t largest = largest_bits<Scale::kChannels / kChunk>(x, lanes);
+    const auto quick = scale.quick(largest, x);
     std::uint32_t saturated = 0;
-    if constexpr (kScaleBytes == 0) {
-      if (first && largest >= formats::kFloatInf) ++counts.nonfinite;
-      const auto s = scale.fixed(formats::bits_float(largest));
-      block.scale = 0;
-      if (!s.divide.slow && s.top < FastCodes<Codec>::kLimit) {
-        FastCodes<Codec>::encode(x, s.divide, block.words, saturated);
-      } else {
-        encode_copy(x, s.divide.factor, block, saturated);
-      }
+    if (quick.taken) {
+      block.scale = quick.bits;
+      FastCodes<Codec>::encode(x, quick.divide, block.words, saturated);
     } else {
-      const float amax = fminf(formats::bits_float(largest), 0x1p127F);
-      const auto s = scale.choose(amax, x);
-      block.scale = s.bits;
-      // Zero and NaN fail one of these.
-      if (!s.divide.slow && s.top > 1.0F && s.top < FastCodes<Codec>::kLimit && largest < formats::kFloatInf) {
-        FastCodes<Codec>::encode(x, s.divide, block.words, saturated);
-      } else {
-        const float factor = s.divide.factor;
-        if (largest >= formats::kFloatInf) return empty(Scale::kNan, first, block, counts.nonfinite);
-        if (largest == 0U) return empty(zero_scale<Codec, Scale>(), false, block, counts.flushed);
-        if (!(factor > 0.0F) || Codec::encode(__fdiv_rn(amax, factor)).bits == 0U) {
-          return empty(zero_scale<Codec, Scale>(), first, block, counts.flushed);
-        }
-        encode_copy(x, factor, block, saturated);
-      }
+      carefully(x, largest, counted && leads, block, counts, saturated);
     }
     if (counted) counts.saturated += saturated;
   }
@@ -81,16 +72,29 @@ struct Quantiser {
     for (std::uint32_t& word : block.words) word = 0;
     if (counted) ++count;
   }
-  /// The careful way reads from memory; the copy keeps x in registers elsewhere.
-  static __device__ __forceinline__ void encode_copy(const float (&x)[kChunk], float factor, Block<Codec>& block,
-                                                     std::uint32_t& saturated) {
-    float copy[kChunk];
-    std::uint32_t words[kWords<Codec>], over = 0;
+  /// Any block.
+  __device__ __forceinline__ void carefully(const float (&x)[kChunk], std::uint32_t largest, bool first,
+                                            Block<Codec>& block, Counts& counts, std::uint32_t& saturated) const {
+    const InMemory<float, kChunk> copy = in_memory(x);
+    if constexpr (kScaleBytes == 0) {
+      if (first && largest >= formats::kFloatInf) ++counts.nonfinite;
+    } else {
+      if (largest >= formats::kFloatInf) return empty(Scale::kNan, first, block, counts.nonfinite);
+      if (largest == 0U) return empty(zero_scale<Codec, Scale>(), false, block, counts.flushed);
+    }
+    const float amax = fminf(formats::bits_float(largest), 0x1p127F);
+    const Careful s = scale.careful(amax, copy.v);
+    block.scale = s.bits;
+    if constexpr (kScaleBytes > 0) {
+      if (!(s.factor > 0.0F) || Codec::encode(__fdiv_rn(amax, s.factor)).bits == 0U) {
+        return empty(zero_scale<Codec, Scale>(), first, block, counts.flushed);
+      }
+    }
+    InMemory<std::uint32_t, kWords<Codec>> words;
+    std::uint32_t over = 0;
+    encode_carefully<Codec>(copy.v, s.factor, words.v, over);
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) copy[i] = x[i];
-    encode_carefully<Codec>(copy, factor, words, over);
-#pragma unroll
-    for (int i = 0; i < kWords<Codec>; ++i) block.words[i] = words[i];
+    for (int i = 0; i < kWords<Codec>; ++i) block.words[i] = words.v[i];
     saturated += over;
   }
 };
@@ -122,8 +126,8 @@ template <class Fn>
 __device__ __forceinline__ void visit(AppendFormat format, Fn&& fn) {
   namespace f = formats;
   switch (format) {
-    case AppendFormat::bf16: return fn.template operator()<Quantiser<f::Bf16, NoScale>>();
-    case AppendFormat::f16: return fn.template operator()<Quantiser<f::F16, NoScale>>();
+    case AppendFormat::bf16: return fn.template operator()<Quantiser<f::Bf16, NoScale<f::Bf16>>>();
+    case AppendFormat::f16: return fn.template operator()<Quantiser<f::F16, NoScale<f::F16>>>();
     case AppendFormat::e4m3: return fn.template operator()<Quantiser<f::E4M3, F32Scale<448>>>();
     case AppendFormat::e4m3_static: return fn.template operator()<Quantiser<f::E4M3, HeadScale>>();
     case AppendFormat::int8: return fn.template operator()<Quantiser<f::Int8, F32Scale<127>>>();

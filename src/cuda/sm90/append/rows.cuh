@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/append/codes.cuh"
 #include "cuda/sm90/append/launch.h"
-#include "formats/elements.hpp"
 
 namespace mpfa::sm90 {
 
@@ -134,7 +134,28 @@ inline __device__ __noinline__ void turn_slowly(const AppendRope& r, std::int64_
   }
 }
 
-/// Turns channels [channel, channel + 16) of a row of K.
+/// Turns channels whose partners, `half` channels away, are known; pairs from `pair` on. Sums and differences of the
+/// same products: first and second differ by the sign of the sine.
+template <AppendInput kInput>
+__device__ __forceinline__ void turn_with(const AppendRope& r, std::int64_t position, const RawRun<kInput>& partners,
+                                          bool second, int pair, float (&x)[kChunk]) {
+  float other[kChunk];
+  partners.widen(other);
+  const std::uint32_t flip = second ? 0U : 0x80000000U;
+#pragma unroll
+  for (int at = 0; at < kChunk; at += 8) {
+    float cos[8], sin[8];
+    load_run(r.cos, r.dtype, position * r.cos_row + pair + at, 1, true, cos);
+    load_run(r.sin, r.sin_dtype, position * r.sin_row + pair + at, 1, true, sin);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float turned = formats::bits_float(formats::float_bits(sin[i]) ^ flip);
+      x[at + i] = __fadd_rn(__fmul_rn(x[at + i], cos[i]), __fmul_rn(other[at + i], turned));
+    }
+  }
+}
+
+/// Turns channels [channel, channel + 16) of a row of K, where partners are not at hand.
 template <AppendInput kInput>
 __device__ __forceinline__ void turn_chunk(const AppendRope& r, std::int64_t position, const void* row, int channel,
                                            float (&x)[kChunk]) {
@@ -142,27 +163,11 @@ __device__ __forceinline__ void turn_chunk(const AppendRope& r, std::int64_t pos
                            : kInput == AppendInput::bf16 ? DType::bf16
                                                          : DType::f16;
   const int first = channel - r.begin, turning = 2 * r.half;
-  const std::int64_t cos_at = position * r.cos_row, sin_at = position * r.sin_row;
   if (first <= -kChunk || first >= turning) return;
-  if (r.k_wide && r.style == RopeStyle::half) {
-    const bool second = first >= r.half;
-    const int pair = second ? first - r.half : first;
-    float cos[kChunk], sin[kChunk], other[kChunk];
-    RawRun<kInput> raw;
-    raw.load(row, channel + (second ? -r.half : r.half));
-    raw.widen(other);
-    load_run(r.cos, r.dtype, cos_at + pair, 1, true, cos);
-    load_run(r.sin, r.sin_dtype, sin_at + pair, 1, true, sin);
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      x[i] = second ? turn_second(other[i], x[i], cos[i], sin[i]) : turn_first(x[i], other[i], cos[i], sin[i]);
-    }
-    return;
-  }
-  if (r.k_wide) {
+  if (r.k_wide && r.style == RopeStyle::interleaved) {
     float cos[kChunk / 2], sin[kChunk / 2];
-    load_run(r.cos, r.dtype, cos_at + first / 2, 1, true, cos);
-    load_run(r.sin, r.sin_dtype, sin_at + first / 2, 1, true, sin);
+    load_run(r.cos, r.dtype, position * r.cos_row + first / 2, 1, true, cos);
+    load_run(r.sin, r.sin_dtype, position * r.sin_row + first / 2, 1, true, sin);
 #pragma unroll
     for (int i = 0; i < kChunk / 2; ++i) {
       const float a = x[2 * i], b = x[2 * i + 1];
@@ -170,70 +175,10 @@ __device__ __forceinline__ void turn_chunk(const AppendRope& r, std::int64_t pos
     }
     return;
   }
-  float copy[kChunk];
+  InMemory<float, kChunk> copy = in_memory(x);
+  turn_slowly(r, position, row, kDType, channel, copy.v);
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) copy[i] = x[i];
-  turn_slowly(r, position, row, kDType, channel, copy);
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) x[i] = copy[i];
-}
-
-/// Heads of a token that a thread rotates together: they share cos and sin.
-inline constexpr int kQueryHeads = 2;
-
-/// A thread's share of `heads` rows of Q: kCount channels from `channel` on, and their partners. A pair is read and
-/// written by one thread, so that q_out may be q.
-template <int kCount>
-__device__ __forceinline__ void turn_query(const AppendRope& r, std::int64_t position, std::int64_t from,
-                                           std::int64_t to, int heads, int channel) {
-  const int first = channel - r.begin;
-  const auto load = [&](int head, int c, float(&x)[kCount]) {
-    load_run(r.q, r.q_dtype, from + head * r.q_head + c * r.q_step, r.q_step, kCount > 1, x);
-  };
-  const auto keep = [&](int head, int c, const float(&x)[kCount]) {
-    store_run(r.q_out, r.q_out_dtype, to + head * r.q_out_head + c * r.q_out_step, r.q_out_step, kCount > 1, x);
-  };
-  const bool halves = r.style == RopeStyle::half, turns = first >= 0 && first < 2 * r.half;
-  if (!halves && kCount == 1 && turns && first % 2 != 0) return;  // written with the one before
-  const int partner = !turns ? 0 : halves ? r.half : kCount == 1 ? 1 : 0;
-  float x[kQueryHeads][kCount], y[kQueryHeads][kCount], cos[kCount], sin[kCount];
-#pragma unroll
-  for (int h = 0; h < kQueryHeads; ++h) {
-    if (h >= heads) continue;
-    load(h, channel, x[h]);
-    if (partner > 0) load(h, channel + partner, y[h]);
-  }
-  if (position < 0 || position >= r.rows) return;
-  const std::int64_t pair = turns ? (halves ? first : first / 2) : 0;
-  if (turns) {
-    const auto table = [&](const void* base, DType dtype, std::int64_t row, std::int64_t step, float(&t)[kCount]) {
-      const std::int64_t at = position * row + pair * step;
-      if (halves || kCount == 1) return load_run(base, dtype, at, step, kCount > 1, t);
-#pragma unroll
-      for (int i = 0; i < kCount / 2; ++i) t[i] = load_element(base, dtype, at + i * step);
-    };
-    table(r.cos, r.dtype, r.cos_row, r.cos_step, cos);
-    table(r.sin, r.sin_dtype, r.sin_row, r.sin_step, sin);
-  }
-#pragma unroll
-  for (int h = 0; h < kQueryHeads; ++h) {
-    if (h >= heads) continue;
-    if (partner > 0) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const float a = x[h][i], b = y[h][i];
-        x[h][i] = turn_first(a, b, cos[i], sin[i]), y[h][i] = turn_second(a, b, cos[i], sin[i]);
-      }
-      keep(h, channel + partner, y[h]);
-    } else if (turns) {
-#pragma unroll
-      for (int i = 0; i + 1 < kCount; i += 2) {
-        const float a = x[h][i], b = x[h][i + 1];
-        x[h][i] = turn_first(a, b, cos[i / 2], sin[i / 2]), x[h][i + 1] = turn_second(a, b, cos[i / 2], sin[i / 2]);
-      }
-    }
-    keep(h, channel, x[h]);
-  }
+  for (int i = 0; i < kChunk; ++i) x[i] = copy.v[i];
 }
 
 }  // namespace mpfa::sm90

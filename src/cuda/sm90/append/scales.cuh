@@ -7,43 +7,59 @@
 
 namespace mpfa::sm90 {
 
-/// A stored scale, the division by what it means, and about amax divided by it.
+/// A stored scale and the division by what it means, where the fast codes are right.
 template <class DivideType>
-struct Scaled {
+struct Quick {
   std::uint32_t bits = 0;
   DivideType divide;
-  float top = 0.0F;
-
-  Scaled() = default;
-  __device__ Scaled(std::uint32_t code, const DivideType& d, float amax) : bits(code), divide(d) {
-    top = __fmul_rn(amax, d.inverse);
-  }
+  bool taken = false;
+};
+/// A stored scale and what it means, of any finite block that is not zero.
+struct Careful {
+  std::uint32_t bits;
+  float factor;
 };
 
-// kChannels: those that share a scale; 0: RowFormat::group says it.
+/// Whether bits of a magnitude are in [low, high); high <= 2^127.
+__device__ __forceinline__ bool within(std::uint32_t bits, float low, float high) {
+  return bits - formats::float_bits(low) < formats::float_bits(high) - formats::float_bits(low);
+}
 
+// A scale has kChannels channels, 0: RowFormat::group says how many. quick() gets the bits of the largest magnitude,
+// NaN and zero included; careful() a magnitude up to 2^127.
+
+template <class Codec>
 struct NoScale {
   static constexpr int kChannels = 0;
   static constexpr int kBytes = 0;
-  using Divide = PowerOfTwo;
   __device__ NoScale(const RowFormat& /*row*/, int /*head*/) {}
-  __device__ Scaled<Divide> fixed(float amax) const { return {0U, {}, amax}; }
+  __device__ __forceinline__ Quick<PowerOfTwo> quick(std::uint32_t largest, const float (&/*x*/)[kChunk]) const {
+    return {0U, {}, largest < formats::float_bits(FastCodes<Codec>::kLimit)};
+  }
+  __device__ __forceinline__ Careful careful(float /*amax*/, const float (&/*x*/)[kChunk]) const { return {0U, 1.0F}; }
 };
 
 struct HeadScale {
   static constexpr int kChannels = 0;
   static constexpr int kBytes = 0;
-  using Divide = Quotient;
   Quotient divide;
-  __device__ HeadScale(const RowFormat& row, int head) : divide(row.global[head]) {}
-  __device__ Scaled<Divide> fixed(float amax) const { return {0U, divide, amax}; }
+  std::uint32_t limit;
+
+  __device__ HeadScale(const RowFormat& row, int head) : divide(row.global[head]) {
+    limit = Quotient::takes(divide.factor) ? formats::float_bits(__fmul_rn(divide.factor, 448.0F)) : 0U;
+  }
+  __device__ __forceinline__ Quick<Quotient> quick(std::uint32_t largest, const float (&/*x*/)[kChunk]) const {
+    return {0U, divide, largest < limit};
+  }
+  __device__ __forceinline__ Careful careful(float /*amax*/, const float (&/*x*/)[kChunk]) const {
+    return {0U, divide.factor};
+  }
 };
 
 struct E8m0Scale {
   static constexpr int kChannels = 32;
   static constexpr int kBytes = 1;
   static constexpr std::uint32_t kNan = 0xFFU;
-  using Divide = PowerOfTwo;
   std::uint32_t carry;
 
   /// Exponents of limits up to 2^3 round up where the mantissa of amax exceeds the limit's: where this sum carries.
@@ -52,9 +68,15 @@ struct E8m0Scale {
             : row.rule == ScaleRule::ceil ? 0x7FFFFFU - (formats::float_bits(6.0F) & 0x7FFFFFU)
                                           : 0x7FFFFFU - (formats::float_bits(7.25F) & 0x7FFFFFU);
   }
-  __device__ Scaled<Divide> choose(float amax, const float (&/*x*/)[kChunk]) const {
+  __device__ __forceinline__ Quick<PowerOfTwo> quick(std::uint32_t largest, const float (&/*x*/)[kChunk]) const {
+    const std::uint32_t sum = largest + carry;
+    return {(sum >> 23) - 2U,
+            {formats::bits_float(0x80000000U - (sum & 0xFF800000U))},
+            within(largest, 0x1p-123F, 0x1p127F)};
+  }
+  __device__ __forceinline__ Careful careful(float amax, const float (&/*x*/)[kChunk]) const {
     const std::uint32_t code = max((formats::float_bits(amax) + carry) >> 23, 2U) - 2U;
-    return {code, {formats::E8M0::decode(code), formats::bits_float((254U - code) << 23), code - 1U >= 252U}, amax};
+    return {code, formats::E8M0::decode(code)};
   }
 };
 
@@ -63,11 +85,14 @@ struct F32Scale {
   static constexpr int kChannels = 0;
   static constexpr int kBytes = 4;
   static constexpr std::uint32_t kNan = formats::kFloatNan;
-  using Divide = Quotient;
   __device__ F32Scale(const RowFormat& /*row*/, int /*head*/) {}
-  __device__ Scaled<Divide> choose(float amax, const float (&/*x*/)[kChunk]) const {
-    const float factor = fmaxf(divide_by<kLimit>(amax), 0x1p-126F);
-    return {formats::float_bits(factor), Quotient(factor), amax};
+  __device__ __forceinline__ Quick<Quotient> quick(std::uint32_t largest, const float (&/*x*/)[kChunk]) const {
+    const float factor = divide_by<kLimit>(formats::bits_float(largest));
+    return {formats::float_bits(factor), Quotient(factor), Quotient::takes(factor)};
+  }
+  __device__ __forceinline__ Careful careful(float amax, const float (&/*x*/)[kChunk]) const {
+    const float factor = fmaxf(__fdiv_rn(amax, kLimit), 0x1p-126F);
+    return {formats::float_bits(factor), factor};
   }
 };
 
@@ -76,11 +101,14 @@ struct F16Scale {
   static constexpr int kChannels = 0;
   static constexpr int kBytes = 2;
   static constexpr std::uint32_t kNan = 0x7E00U;
-  using Divide = Quotient;
   __device__ F16Scale(const RowFormat& /*row*/, int /*head*/) {}
-  __device__ Scaled<Divide> choose(float amax, const float (&/*x*/)[kChunk]) const {
-    const __half half = __float2half_rn(fminf(divide_by<kLimit>(amax), 65504.0F));
-    return {__half_as_ushort(half), Quotient(__half2float(half)), amax};
+  __device__ __forceinline__ Quick<Quotient> quick(std::uint32_t largest, const float (&/*x*/)[kChunk]) const {
+    const __half half = __float2half_rn(divide_by<kLimit>(formats::bits_float(largest)));
+    return {__half_as_ushort(half), Quotient(__half2float(half)), within(largest, kLimit * 0x1p-14F, kLimit * 0x1p15F)};
+  }
+  __device__ __forceinline__ Careful careful(float amax, const float (&/*x*/)[kChunk]) const {
+    const __half half = __float2half_rn(fminf(__fdiv_rn(amax, kLimit), 65504.0F));
+    return {__half_as_ushort(half), __half2float(half)};
   }
 };
 
@@ -89,38 +117,45 @@ struct E4m3Scale {
   static constexpr int kChannels = 16;
   static constexpr int kBytes = 1;
   static constexpr std::uint32_t kNan = 0x7FU;
-  using Divide = Quotient;
   Quotient global;
-  bool whole;  // the head's scale is 1
+  bool whole, slow;  // the head's scale is 1; is out of a middle range
 
   __device__ E4m3Scale(const RowFormat& row, int head) : global(row.global == nullptr ? 1.0F : row.global[head]) {
-    whole = global.factor == 1.0F;
+    whole = global.factor == 1.0F, slow = !Quotient::takes(global.factor);
   }
   static __device__ std::uint32_t encode(float v) { return __nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3); }
   static __device__ float decode(std::uint32_t code) {
     return __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code), __NV_E4M3)));
   }
 
-  /// Code that puts amax at `kTarget`.
+  /// Code that puts amax at `kTarget`, where the head's scale is not slow.
   template <int kTarget>
   __device__ std::uint32_t code_for(float amax) const {
-    if (global.slow) return encode(__fdiv_rn(__fdiv_rn(amax, kTarget), global.factor));
-    constexpr float kInverse = 1.0F / kTarget;
-    float part = __fmul_rn(amax, kInverse);
     // Not right for the smallest amax, whose code is 0 in any case.
-    if (kTarget != 4) part = __fmaf_rn(__fmaf_rn(-part, kTarget, amax), kInverse, part);
+    float part = kTarget == 4 ? __fmul_rn(amax, 0.25F) : divide_by<kTarget>(amax);
     // 1024 is far past 448 already; more could overflow.
     if (!whole) part = global(fminf(part, __fmul_rn(global.factor, 1024.0F)));
     return encode(part);
   }
-  /// Only a head's scale can make it slow.
-  __device__ Quotient quotient(float factor) const {
-    return Quotient(factor, global.slow || (!whole && Quotient::all_ones(factor)));
+  template <int kTarget>
+  __device__ std::uint32_t careful_code_for(float amax) const {
+    return encode(__fdiv_rn(__fdiv_rn(amax, kTarget), global.factor));
   }
   __device__ float factor_of(std::uint32_t code) const { return __fmul_rn(decode(code), global.factor); }
-  __device__ Scaled<Divide> choose(float amax, const float (&/*x*/)[kChunk]) const {
-    const std::uint32_t code = code_for<6>(amax);
-    return {code, quotient(factor_of(code)), amax};
+  /// Codes that are neither 0 nor at their limit: |x| / factor is below 10.
+  __device__ __forceinline__ Quick<E4m3Divide> taken(std::uint32_t code) const {
+    const float factor = factor_of(code);
+    Quick<E4m3Divide> q{code, {Quotient(factor), {}, whole}, code - 1U < 0x7DU};
+    q.divide.one = ShortQuotient(q.divide.any.inverse);
+    if (!whole) q.taken = q.taken && !slow && Quotient::takes(factor);
+    return q;
+  }
+  __device__ __forceinline__ Quick<E4m3Divide> quick(std::uint32_t largest, const float (&/*x*/)[kChunk]) const {
+    return taken(code_for<6>(formats::bits_float(largest)));
+  }
+  __device__ __forceinline__ Careful careful(float amax, const float (&/*x*/)[kChunk]) const {
+    const std::uint32_t code = careful_code_for<6>(amax);
+    return {code, factor_of(code)};
   }
 };
 
@@ -164,10 +199,11 @@ struct FourOverSixScale : E4m3Scale {
   /// The rule as it is written, for any factor.
   static __device__ __noinline__ float exact_error(const float (&x)[kChunk], float factor, float unit) {
     const Quotient divide(factor);
+    const bool slow = !Quotient::takes(factor);
     float sum = 0.0F;
 #pragma unroll 8
     for (int i = 0; i < kChunk; ++i) {
-      const float abs = fabsf(x[i]), quotient = fminf(divide.slow ? __fdiv_rn(abs, factor) : divide(abs), 16.0F);
+      const float abs = fabsf(x[i]), quotient = fminf(slow ? __fdiv_rn(abs, factor) : divide(abs), 16.0F);
       const float power = formats::bits_float(formats::float_bits(quotient) & 0x7F800000U);
       const float magic = fmaxf(__fmul_rn(power, 0x1p22F), 0x1p22F);
       const float point = fminf(__fsub_rn(__fadd_rn(quotient, magic), magic), 6.0F);
@@ -177,26 +213,32 @@ struct FourOverSixScale : E4m3Scale {
     return sum;
   }
 
-  __device__ Scaled<Divide> choose(float amax, const float (&x)[kChunk]) const {
+  static __device__ __forceinline__ bool four_is_better(const float (&x)[kChunk], float amax, float at_four,
+                                                        float at_six) {
+    const float unit = formats::power_of_two(-min(max(formats::floor_log2(amax), -126), 126));
+    const InMemory<float, kChunk> copy = in_memory(x);
+    return exact_error(copy.v, at_four, unit) < exact_error(copy.v, at_six, unit);
+  }
+  __device__ __forceinline__ Quick<E4m3Divide> quick(std::uint32_t largest, const float (&x)[kChunk]) const {
+    const float amax = formats::bits_float(largest);
     const std::uint32_t six = code_for<6>(amax), four = code_for<4>(amax);
     const float at_six = factor_of(six), at_four = factor_of(four);
     bool better = false, known = six == four;
     // Normal codes that are not at their limit: |x| / factor is below 7.
-    if (six >= 8U && four < 0x7EU && amax < 0x1p40F && amax > 0x1p-40F) {
+    if (six >= 8U && four < 0x7EU && within(largest, 0x1p-40F, 0x1p40F)) {
       const Pairs pairs(x);
       const float of_four = about_error(x, pairs, at_four), of_six = about_error(x, pairs, at_six);
       const float larger = fmaxf(of_four, of_six);
       better = of_four < of_six;
       known = larger > amax * amax * 0x1p-8F && fabsf(of_four - of_six) > larger * 0x1p-14F;
     }
-    if (!known) {
-      const float unit = formats::power_of_two(-min(max(formats::floor_log2(amax), -126), 126));
-      float copy[kChunk];
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) copy[i] = x[i];
-      better = exact_error(copy, at_four, unit) < exact_error(copy, at_six, unit);
-    }
-    return {better ? four : six, quotient(better ? at_four : at_six), amax};
+    if (!known && largest - 1U < formats::kFloatInf - 1U) better = four_is_better(x, amax, at_four, at_six);
+    return taken(better ? four : six);
+  }
+  __device__ __forceinline__ Careful careful(float amax, const float (&x)[kChunk]) const {
+    const std::uint32_t six = careful_code_for<6>(amax), four = careful_code_for<4>(amax);
+    const float at_six = factor_of(six), at_four = factor_of(four);
+    return four_is_better(x, amax, at_four, at_six) ? Careful{four, at_four} : Careful{six, at_six};
   }
 };
 
