@@ -54,6 +54,17 @@ TEST(Latent, LongRowsOfBlocks) {
   }
 }
 
+/// Blocks go over more than one group of tokens, and the last one is short.
+TEST(Long, EveryTokenOfTiles) {
+  for (const std::int64_t half : {0, 32}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      WriteCase c{.k = "nvfp4", .v = "int8", .tokens = 20011, .heads = 3, .d = 64, .pages = 1300, .dtype = dtype};
+      c.rope_half = half, c.q_out = c.q_dtype;
+      EXPECT_EQ(write_both(c, 10), "") << half;
+    }
+  }
+}
+
 TEST(Rope, StylesTablesAndPlaces) {
   for (const RopeStyle style : {RopeStyle::half, RopeStyle::interleaved}) {
     for (const DType table : {DType::f32, DType::bf16, DType::f16}) {
