@@ -14,6 +14,7 @@
 #include "cuda/sm90/decode/launch.h"
 #include "cuda/sm90/device.hpp"
 #include "cuda/sm90/support.hpp"
+#include "cuda/sm90/verify/shapes.h"
 
 namespace mpfa::sm90 {
 namespace {
@@ -30,6 +31,8 @@ DecodeShape decode_shape(const AttentionProblem& p) {
   s.max_q = static_cast<std::int32_t>(p.max_q);
   s.max_kv = static_cast<std::int32_t>(p.max_kv);
   s.fixed_split_keys = p.batch_invariant ? static_cast<std::int32_t>(kFixedSplitKeys) : 0;
+  s.verify = p.page_size % kVerifyPage == 0 && p.mask == MaskTensor::none && !p.alibi && p.softcap == 0.0F &&
+             !keeps_wide_tokens(p.recipe);
   return s;
 }
 

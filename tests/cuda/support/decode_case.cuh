@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cuda/sm90/decode/launch.h"
+#include "cuda/sm90/verify/shapes.h"
 #include "tests/cuda/support/cache_format.cuh"
 
 namespace mpfa::test {
@@ -64,6 +65,7 @@ struct CaseShape {
   bool shuffle = true, causal = false, q_bf16 = true, sinks = false;
   std::int32_t window_left = -1, window_right = -1, fixed_split_keys = 0;
   float softcap = 0.0F;
+  bool verify = true;  // take the verify kernel where there is one
 };
 
 namespace detail {
@@ -243,6 +245,7 @@ class DecodeCase {
     require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "attribute");
     launch_shape_ = {s.head_dim, {k.operand, v.operand}, s.batch,           s.kv_heads, s.q_heads / s.kv_heads,
                      s.sq,       shape_.max_kv,          s.fixed_split_keys};
+    launch_shape_.verify = s.verify && s.page_size % sm90::kVerifyPage == 0 && s.softcap == 0.0F;
     launch_ = sm90::plan_decode(launch_shape_, multiprocessors);
     workspace_ = Device<std::uint8_t>(launch_.workspace_bytes);
     require(cudaMemset(workspace_.get(), 0xFF, workspace_.bytes()), "cudaMemset");

@@ -70,6 +70,7 @@ struct DecodeConfig {
   // The last stage is also where the warp puts its output at the end of a piece; the others then hold what comes next.
   static constexpr int kOutBytes = kRows * kD * 4;
   static constexpr int kLastStageBytes = kOutBytes > kStageBytes ? kOutBytes : kStageBytes;
+  static constexpr int kOutOffset = 2 * kStageBytes;
   static constexpr int kWarpBytes = 2 * kStageBytes + kLastStageBytes + kKScaleBytes + kVScaleBytes;
   static constexpr int kQueryBytes = kRowTiles * kChunks * 512;
   /// What the blocks of a cluster send each other in a direct call: places and their states, see direct.cuh.

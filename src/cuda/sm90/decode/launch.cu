@@ -5,6 +5,7 @@
 #include "cuda/sm90/decode/kernels.h"
 #include "cuda/sm90/decode/launch.h"
 #include "cuda/sm90/decode/schedule.cuh"
+#include "cuda/sm90/verify/kernels.h"
 
 namespace mpfa::sm90 {
 namespace {
@@ -90,7 +91,8 @@ void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& 
 DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors) {
   DecodeLaunch l;
   const std::int64_t rows = static_cast<std::int64_t>(shape.group) * shape.max_q;
-  l.row_tiles = choose_row_tiles(shape.head_dim, shape.operands, rows);
+  l.verify = shape.verify && rows > 8 && has_verify_kernel(shape.head_dim, shape.operands);
+  l.row_tiles = l.verify ? verify_row_tiles(rows) : choose_row_tiles(shape.head_dim, shape.operands, rows);
   const std::int64_t block_rows = 8 * l.row_tiles;
   l.row_blocks = static_cast<std::int32_t>((rows + block_rows - 1) / block_rows);
   const std::int64_t lines = static_cast<std::int64_t>(shape.batch) * shape.kv_heads * l.row_blocks;
@@ -132,7 +134,9 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   const bool general =
       params.finishes_logits != 0 || params.page_means != nullptr || shape.head_dim != kernel_head_dim(shape.head_dim);
   const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
-  const DecodeKernel kernel = kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
+  const DecodeKernel kernel =
+      launch.verify ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles)
+                    : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
   std::int32_t blocks = launch.blocks;
   const std::int32_t teams = blocks * kernel.teams;
   params.block_div = make_divisor(static_cast<std::uint32_t>(teams));

@@ -1,0 +1,54 @@
+// Compile-time shape of the verify kernel.
+#pragma once
+
+#include "cuda/sm90/decode/config.h"
+#include "cuda/sm90/verify/shapes.h"
+
+namespace mpfa::sm90 {
+
+template <int kHeadDim, Operand kKeyOperand, Operand kValueOperand, int kRowTileCount>
+struct VerifyConfig {
+  static constexpr int kD = kHeadDim;
+  static constexpr Operand kKey = kKeyOperand, kValue = kValueOperand;
+  static constexpr OperandInfo kKeyInfo = kOperandInfo<kKey>, kValueInfo = kOperandInfo<kValue>;
+  static constexpr ScaleKind kKeyScale = kKeyInfo.scale, kValueScale = kValueInfo.scale;
+  // What the decode kernel's begin and end of a piece ask for.
+  static constexpr bool kRankOne = false, kPlain = false, kGeneral = false;
+  static constexpr int kRowTiles = kRowTileCount, kRows = 8 * kRowTiles, kChunks = kD / 32;
+
+  static constexpr int kGroups = verify_groups(kRowTiles), kWarps = 4 * kGroups, kThreads = 32 * kWarps;
+  static constexpr int kKeyRowBytes = kD * kKeyInfo.bits / 8, kValueRowBytes = kD * kValueInfo.bits / 8;
+  static constexpr int kScores = kRows / 2;  // of a thread: keys g, g + 8 of its warp's 16, columns 8 n + 2 t + j
+  static constexpr int kHalves = kD / 64;    // outputs are kHalves x 64 channels
+  static constexpr int kKeyWords = kD / 32;  // of 8 codes, of a thread and key
+
+  static constexpr bool kEarlyValues = kRowTiles <= 8;  // half of V is expanded before the scores are there
+
+  // A stage: codes of K, codes of V, scales of K, scales of V.
+  static constexpr int kKeyScaleBytes = scale_bytes(kKeyScale, kD), kValueScaleBytes = scale_bytes(kValueScale, kD);
+  static constexpr int kValuesAt = kVerifyKeys * kKeyRowBytes, kKeyScalesAt = kValuesAt + kVerifyKeys * kValueRowBytes;
+  static constexpr int kValueScalesAt = kKeyScalesAt + kVerifyKeys * kKeyScaleBytes;
+  static constexpr int kStageBytes = kValueScalesAt + kVerifyKeys * kValueScaleBytes;
+
+  // A group: stages, P twice, of every warp V's scales and (factor, maximum) of rows, and column maxima of warps.
+  static constexpr int kScratchBytes = kValueScale == ScaleKind::e4m3 ? 256 : 128;
+  static constexpr int kProbabilityBytes = kVerifyKeys * kRows * 2;
+  static constexpr int kOtherGroupBytes = 2 * kProbabilityBytes + 4 * (kScratchBytes + kRows * 8 + kRows * 4);
+  static constexpr int kQueryBytes = kRowTiles * kChunks * 512;
+  static constexpr int kMostSharedBytes = 227 * 1024;
+  static constexpr int kBlockBytes = kQueryBytes + 8 * kRows * 4 + 256 + 2 * kWarps * kRows * 4;
+  static constexpr int kStages = ((kMostSharedBytes - kBlockBytes) / kGroups - kOtherGroupBytes) / kStageBytes;
+  static constexpr int kProbabilitiesAt = kStages * kStageBytes, kScratchAt = kProbabilitiesAt + 2 * kProbabilityBytes;
+  static constexpr int kTopsAt = kScratchAt + 4 * kScratchBytes, kWarpMaximaAt = kTopsAt + 4 * kRows * 8;
+  static constexpr int kGroupBytes = kProbabilitiesAt + kOtherGroupBytes;
+  // The group's outputs lie at its end when a piece is done; the stages before them hold what comes next.
+  static constexpr int kOutBytes = kRows * kD * 4, kOutOffset = (kGroupBytes - kOutBytes) / 128 * 128;
+  static constexpr int kEarlyStages = kOutOffset / kStageBytes < kStages ? kOutOffset / kStageBytes : kStages;
+  static_assert(kStages >= 3 && kEarlyStages >= 1);
+
+  static constexpr int kWarpBytes = kGroupBytes;  // of Exchange::out, whose parts are those of groups
+  static constexpr int kRingBytes = kGroups * kGroupBytes, kSharedBytes = kRingBytes + kBlockBytes;
+  static_assert(kStageBytes % 128 == 0 && kGroupBytes % 128 == 0 && kSharedBytes <= kMostSharedBytes);
+};
+
+}  // namespace mpfa::sm90

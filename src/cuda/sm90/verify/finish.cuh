@@ -1,0 +1,246 @@
+// Begin and end of a piece of the verify kernel: query rows to shared memory, and the sums of warpgroups and pieces.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/decode/finish.cuh"
+#include "cuda/sm90/decode/query.cuh"
+#include "cuda/sm90/verify/softmax.cuh"
+
+namespace mpfa::sm90 {
+
+/// The rows as B operand to shared memory, with their factors, after a barrier.
+template <class Config>
+__device__ __forceinline__ void store_group_query(const DecodeParams& p, std::int32_t head, RawQuery<Config>& raw,
+                                                  const float* maxima, uint4* queries, float* factors) {
+  const int lane = threadIdx.x % 32;
+  const std::uint32_t to = ptx::shared_address(queries);
+  for_query_parts<Config>([&](int i, int row, int chunk) {
+    auto& q = raw.q[i];
+    float largest = 0.0F;
+#pragma unroll
+    for (int c = 0; c < Config::kChunks; ++c) largest = fmaxf(largest, maxima[row * Config::kChunks + c]);
+    const float unit = halve_query<Config>(p, q, largest);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + query_place<Config>(row, chunk, lane % 4, k)), "r"(q[k])
+                   : "memory");
+    }
+    const float global = p.k.global == nullptr ? 1.0F : p.k.global[head];
+    if (chunk == 0 && lane % 4 == 0) factors[row] = p.scale * kLog2E * kVerifyKeyUnit<Config> * global * unit;
+  });
+  ptx::fence_shared_writes();
+}
+
+/// What the warp's outputs have to be multiplied by.
+template <class Config>
+__device__ __forceinline__ float group_value_unit(const GroupState<Config>& state) {
+  if constexpr (Config::kValueScale == ScaleKind::e8m0) {
+    const std::int32_t exponent = followed_exponent(state.bias);
+    return exponent == kNoneFollowed ? 0.0F : exp2f(static_cast<float>(exponent - 127 + 29 - kFollowedField));
+  } else {
+    return Config::kValueInfo.unit;
+  }
+}
+
+/// What each warpgroup has, to shared memory: outputs of (row, quad), relative to its maxima, and the sums of warps.
+template <class Config>
+__device__ __forceinline__ void put_group(const Exchange<Config>& exchange, const RowTops<Config>& tops,
+                                          GroupState<Config>& state, bool bad_page, std::int32_t rows) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const bool bad = __any_sync(0xFFFFFFFFU, bad_page);
+  const float unit = group_value_unit<Config>(state);
+#pragma unroll
+  for (int n = 0; n < Config::kRowTiles; ++n) {
+    const float4 top = tops.load(n);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float sum = state.sum[n][j];
+#pragma unroll
+      for (int i = 4; i < 32; i *= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, i);
+      if (bad) sum = __int_as_float(0x7FC00000);  // a page id outside the pool: NaN, not a wrong number
+      const int row = n * 8 + 2 * t + j;
+      if (g == 0) {
+        exchange.max[warp * Config::kRows + row] = j == 0 ? top.z : top.w;
+        exchange.sum[warp * Config::kRows + row] = sum;
+      }
+    }
+  }
+  ptx::sync_group(1 + warp / 4);  // the maxima are read, which lie where outputs go
+#pragma unroll
+  for (int n = 0; n < Config::kRowTiles; ++n) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int row = n * 8 + 2 * t + j;
+      if (row >= rows) continue;
+#pragma unroll
+      for (int c = 0; c < Config::kHalves / 2; ++c) {
+        const auto &a = state.out[2 * c], &b = state.out[2 * c + 1];
+        *exchange.out(warp / 4, row, (warp % 4 + 4 * c) * 8 + g) =
+            make_float4(a[n * 4 + j] * unit, a[n * 4 + 2 + j] * unit, b[n * 4 + j] * unit, b[n * 4 + 2 + j] * unit);
+      }
+    }
+  }
+}
+
+/// What the outputs of a row are made with: x = sum * scale + mean * share.
+struct RowFinish {
+  float scale, share;
+};
+
+/// Of a row with maximum `max` and `sum` of weights; writes its LSE.
+template <class Config>
+__device__ __forceinline__ RowFinish finish_row(const DecodeParams& p, const Sequence& s, const Piece& piece,
+                                                RowPlace place, float max, float sum, float shift) {
+  const bool empty = sum == 0.0F;
+  float lse = empty ? -INFINITY : max * kLn2 + logf(sum) + shift;
+  RowFinish row{empty ? 0.0F : __fdividef(1.0F, sum), empty ? 0.0F : 1.0F};
+  if (p.v.global != nullptr) row.scale *= p.v.global[piece.head];
+  if (p.sinks != nullptr) {
+    const float sink = p.sinks[place.head], top = fmaxf(lse, sink);
+    const float total = empty ? sink : top + logf(expf(lse - top) + expf(sink - top));
+    if (!empty) row.share = expf(lse - total);
+    row.scale *= row.share;
+    lse = total;
+  }
+  if (p.lse != nullptr) {
+    const std::int64_t at =
+        p.cu_seqlens_q != nullptr
+            ? place.head * p.lse_rows + s.first_row + place.token
+            : (static_cast<std::int64_t>(piece.b) * p.q_heads + place.head) * p.lse_rows + place.token;
+    p.lse[at] = lse;
+  }
+  return row;
+}
+
+/// Four channels side by side of a row.
+template <class Config>
+__device__ __forceinline__ void store_quad(const DecodeParams& p, const Sequence& s, const Piece& piece, RowPlace place,
+                                           int quad, float4 x, RowFinish row) {
+  static_assert(Config::kValueInfo.bits == 4);  // see value_channel
+  float v[4] = {x.x * row.scale, x.y * row.scale, x.z * row.scale, x.w * row.scale};
+  const float* mean = p.sequences == nullptr ? nullptr : p.sequences[piece.b].v_mean;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (row.share == 0.0F) v[i] = 0.0F;
+    if (mean != nullptr) v[i] = fmaf(mean[piece.head * Config::kD + quad * 4 + i], row.share, v[i]);
+  }
+  const std::int64_t at = (p.cu_seqlens_q != nullptr ? (s.first_row + place.token) * p.out_row
+                                                     : piece.b * p.out_batch + place.token * p.out_row) +
+                          place.head * p.out_head + quad * 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (p.out_type == 0) static_cast<float*>(p.out)[at + i] = v[i];
+    if (p.out_type == 1) static_cast<__nv_bfloat16*>(p.out)[at + i] = __float2bfloat16_rn(v[i]);
+    if (p.out_type == 2) static_cast<__half*>(p.out)[at + i] = __float2half_rn(v[i]);
+  }
+}
+
+/// Maximum and sum of a row over the warpgroups of the block. The weights of these take the place of their maxima.
+template <class Config>
+__device__ __forceinline__ float2 weigh_groups(const Exchange<Config>& exchange, int row) {
+  float max = -FLT_MAX, sum = 0.0F;
+#pragma unroll
+  for (int k = 0; k < Config::kGroups; ++k) max = fmaxf(max, exchange.max[4 * k * Config::kRows + row]);
+#pragma unroll
+  for (int k = 0; k < Config::kGroups; ++k) {
+    float& own = exchange.max[4 * k * Config::kRows + row];
+    own = weight(own, max);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) sum = fmaf(exchange.sum[(4 * k + w) * Config::kRows + row], own, sum);
+  }
+  return make_float2(max, sum);
+}
+
+/// The same over the pieces of the output; all lanes of a warp.
+template <class Config>
+__device__ __forceinline__ float2 weigh_pieces(const float2* states, std::int32_t count) {
+  Partial x = no_keys();
+  for (std::int32_t k = threadIdx.x % 32; k < count; k += 32) {
+    const float2 state = __ldcg(states + k * Config::kRows);
+    const float max = fmaxf(x.max, state.x);
+    x.sum = fmaf(x.sum, weight(x.max, max), state.y * weight(state.x, max));
+    x.max = max;
+  }
+  float max = x.max;
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFU, max, i));
+  float sum = x.sum * weight(x.max, max);
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, i);
+  return make_float2(max, sum);
+}
+
+__device__ __forceinline__ void add_weighted(float4& sum, float4 x, float w) {
+  sum.x = fmaf(x.x, w, sum.x), sum.y = fmaf(x.y, w, sum.y);
+  sum.z = fmaf(x.z, w, sum.z), sum.w = fmaf(x.w, w, sum.w);
+}
+
+/// Merges the warpgroups of the block and, in the last block of the output, the pieces. What is known of rows, once
+/// their maxima are, lies in the block's query memory, which is free.
+template <class Config>
+__device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const Sequence& s, const Piece& piece,
+                                                   const Exchange<Config>& exchange, GroupState<Config>& state,
+                                                   bool bad_page) {
+  constexpr int kQuads = Config::kD / 4;
+  const std::int32_t row0 = piece.row_block * Config::kRows, rows = min(Config::kRows, s.sq * p.group - row0);
+  const int warp = threadIdx.x / 32;
+  const std::uint32_t memory = ptx::shared_address(exchange.ring) + warp / 4 * Config::kGroupBytes;
+  auto* finishes = reinterpret_cast<RowFinish*>(exchange.queries);
+  auto* maxima = reinterpret_cast<float*>(finishes + Config::kRows);
+  put_group<Config>(exchange, {memory + Config::kTopsAt + warp % 4 * Config::kRows * 8}, state, bad_page, rows);
+  __syncthreads();
+  const std::int64_t at = static_cast<std::int64_t>(piece.slot) * Config::kRows;
+  for (int row = threadIdx.x; row < rows; row += Config::kThreads) {
+    const float2 all = weigh_groups<Config>(exchange, row);
+    if (piece.count > 1) {
+      p.partial_state[at + row] = all;
+    } else {
+      finishes[row] = finish_row<Config>(p, s, piece, place_row(p, piece.head, row0 + row), all.x, all.y,
+                                         lse_shift(p, exchange, row));
+    }
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < rows * kQuads; i += Config::kThreads) {
+    const int row = i / kQuads, quad = i % kQuads;
+    float4 x = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+#pragma unroll
+    for (int k = 0; k < Config::kGroups; ++k) {
+      add_weighted(x, *exchange.out(k, row, quad), exchange.max[4 * k * Config::kRows + row]);
+    }
+    if (piece.count > 1) {
+      reinterpret_cast<float4*>(p.partial_out)[at * kQuads + i] = x;
+    } else {
+      store_quad<Config>(p, s, piece, place_row(p, piece.head, row0 + row), quad, x, finishes[row]);
+    }
+  }
+  if (piece.count > 1 && last_of_output(p, piece)) {
+    const std::int64_t first = static_cast<std::int64_t>(piece.slot - piece.index) * Config::kRows;
+    const float2* states = p.partial_state + first;
+    const float4* partials = reinterpret_cast<const float4*>(p.partial_out) + first * kQuads;
+#pragma unroll 1
+    for (int row = warp; row < rows; row += Config::kWarps) {
+      const float2 all = weigh_pieces<Config>(states + row, piece.count);
+      if (threadIdx.x % 32 != 0) continue;
+      maxima[row] = all.x;
+      finishes[row] = finish_row<Config>(p, s, piece, place_row(p, piece.head, row0 + row), all.x, all.y,
+                                         lse_shift(p, exchange, row));
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < rows * kQuads; i += Config::kThreads) {
+      const int row = i / kQuads;
+      float4 x = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+#pragma unroll 4
+      for (std::int32_t k = 0; k < piece.count; ++k) {
+        const float w = weight(__ldcg(states + k * Config::kRows + row).x, maxima[row]);
+        add_weighted(x, __ldcg(partials + static_cast<std::int64_t>(k) * Config::kRows * kQuads + i), w);
+      }
+      store_quad<Config>(p, s, piece, place_row(p, piece.head, row0 + row), i % kQuads, x, finishes[row]);
+    }
+  }
+  __syncthreads();
+}
+
+}  // namespace mpfa::sm90

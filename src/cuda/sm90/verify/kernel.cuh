@@ -1,0 +1,226 @@
+// Attention of 9 or more query rows of a KV head over a paged cache in 4 bits, in one pass over the keys.
+//
+// A warpgroup works alone on tiles of 64 keys. Each warp expands the codes of its 16 keys of K once for all rows, and
+// those of all 64 keys of V for its part of the channels; products are asynchronous MMAs that run while the next codes
+// are expanded. Work is shared out and results are merged as in the decode kernel.
+#pragma once
+
+#include "cuda/sm90/verify/finish.cuh"
+
+namespace mpfa::sm90 {
+
+/// A warpgroup's way through its tiles of a piece: tile i is computed while those up to i + kStages - 1 are copied;
+/// lane l knows the places of tiles 32 n + l.
+template <class Config>
+class GroupWalk {
+ public:
+  __device__ __forceinline__ explicit GroupWalk(const DecodeParams& p) : p_(&p), pages_(p) {}
+
+  /// Starts copies of the first tiles of a piece, those that the outputs of the last one leave room for.
+  __device__ __forceinline__ void start(const Work& work, std::uint32_t memory) {
+    const Sequence& s = work.sequence;
+    pages_.enter(work.piece.b, work.piece.head, s.end);
+    bad_page_ = false;
+    const std::int32_t begin = (s.begin / kTileKeys + work.piece.first_tile) * kTileKeys;
+    end_ = s.end > s.begin ? min(begin + work.piece.tiles * kTileKeys, s.end) : begin;
+    first_ = begin + static_cast<std::int32_t>(threadIdx.x / 128) * kVerifyKeys;
+    count_ = (end_ - first_ + kStep - 1) / kStep;
+    full_begin_ = s.all_begin, full_end_ = min(s.all_end, end_);
+#pragma unroll
+    for (int i = 0; i < Config::kEarlyStages && i < kDepth; ++i) copy(memory + i * Config::kStageBytes, i);
+  }
+
+  /// Adds all tiles to `state`.
+  __device__ __forceinline__ void run(const Exchange<Config>& exchange, const Work& work, std::uint32_t memory,
+                                      GroupState<Config>& state) {
+    const std::uint32_t warp = threadIdx.x / 32 % 4;
+    const int barrier = 1 + static_cast<int>(threadIdx.x / 128);
+    memory = uniform(memory);
+    first_ = uniform(first_), end_ = uniform(end_), count_ = uniform(count_);
+    full_begin_ = uniform(full_begin_), full_end_ = uniform(full_end_);
+    const std::uint32_t queries = ptx::matrix_descriptor(uniform(ptx::shared_address(exchange.queries)), Config::kRows);
+    std::uint32_t probabilities = ptx::matrix_descriptor(memory + Config::kProbabilitiesAt, Config::kRows);
+    std::uint32_t put = memory + Config::kProbabilitiesAt + probability_place<Config>();
+    const RowTops<Config> tops{memory + Config::kTopsAt + warp * Config::kRows * 8};
+    Lane<Config> own;
+    own.enter(memory + Config::kScratchAt + warp * Config::kScratchBytes);
+    ptx::keep_in_register(put);
+    tops.start(exchange.factors);
+#pragma unroll
+    for (int i = Config::kEarlyStages; i < kDepth; ++i) copy(memory + i * Config::kStageBytes, i);
+    ptx::wait_copies<kDepth - 1>();
+    ptx::sync_group(barrier);
+    std::uint32_t stage = memory;
+    float x[Config::kScores];
+    Tile tile;
+    if (count_ > 0) {
+      expand(work, 0, stage, queries, own, x, tile, state);
+      ptx::wait_mma<0>();
+      ptx::pin(x);
+    }
+    std::int32_t step = Config::kProbabilityBytes;  // to the other P
+    for (std::int32_t i = 0; i < count_; ++i) {
+      if (tile.keep != 1.0F) scale_outputs<Config>(state, tile.keep);
+      if constexpr (KeyScales<Config>::kOfKey) {
+#pragma unroll
+        for (int k = 0; k < Config::kScores; ++k) x[k] = tile.key_scales.scaled(k / 2 % 2, x[k]);
+      }
+      if (tile.unseen.masked) {
+        const std::int32_t first = first_ + i * kStep, row0 = work.piece.row_block * Config::kRows;
+        mask_group_scores<Config>(*p_, work.sequence, row0, first + warp * 16, end_, x);
+        if (__any_sync(0xFFFFFFFFU, tile.unseen.nan != 0)) {
+          spread_group_nan<Config>(*p_, work.sequence, row0, first, tile.unseen.nan, state);
+        }
+      }
+      ValueSteps<Config> high;
+      if constexpr (Config::kEarlyValues) high.load(stage + own.values, tile.value_scales, 1);
+
+      float sum[Config::kRowTiles][2];
+#pragma unroll
+      for (int k = 0; k < 2 * Config::kRowTiles; ++k) sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
+      std::uint32_t pairs[Config::kRowTiles][2];
+      const bool raise = take_probabilities<Config>(x, tops, sum, pairs);
+      store_probabilities<Config>(put, pairs);
+      ptx::wait_copies<kDepth - 2>();
+      // P and the next tile are there for the whole warpgroup, and what was read is free.
+      if (ptx::any_of_group(barrier, raise)) {
+        raise_group_maxima<Config>(x, tops, memory + Config::kWarpMaximaAt, barrier, state);
+#pragma unroll
+        for (int k = 0; k < 2 * Config::kRowTiles; ++k) sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
+        take_probabilities<Config>(x, tops, sum, pairs);
+        store_probabilities<Config>(put, pairs);
+        ptx::sync_group(barrier);
+      }
+#pragma unroll
+      for (int k = 0; k < 2 * Config::kRowTiles; ++k) state.sum[k / 2][k % 2] = sum[k / 2][k % 2];
+      if constexpr (Config::kEarlyValues) {
+        copy(stage, i + Config::kStages);
+      } else {
+        copy(stage == memory ? memory + (Config::kStages - 1) * Config::kStageBytes : stage - Config::kStageBytes,
+             i + Config::kStages - 1);
+        tile.low.load(stage + own.values, tile.value_scales, 0);
+      }
+
+#pragma unroll
+      for (int h = 0; h < Config::kHalves; ++h) ptx::pin(state.out[h]);
+      ptx::fence_mma();
+      start_values<Config>(tile.low, probabilities, 0, state);
+      if constexpr (!Config::kEarlyValues) {
+        ptx::commit_mma();
+        high.load(stage + own.values, tile.value_scales, 1);
+        ptx::fence_mma();
+      }
+      start_values<Config>(high, probabilities, 1, state);
+      ptx::commit_mma();
+      if constexpr (!Config::kEarlyValues) ptx::wait_mma<0>();
+      stage = stage == memory + (Config::kStages - 1) * Config::kStageBytes ? memory : stage + Config::kStageBytes;
+      put += step, probabilities += step >> 4, step = -step;
+      expand(work, i + 1, stage, queries, own, x, tile, state);
+      ptx::wait_mma<0>();
+      ptx::pin(x);
+#pragma unroll
+      for (int h = 0; h < Config::kHalves; ++h) ptx::pin(state.out[h]);
+    }
+    ptx::wait_copies<0>();
+  }
+
+  __device__ __forceinline__ bool bad_page() const {
+    return bad_page_;
+  }
+
+ private:
+  static constexpr int kDepth = Config::kStages - (Config::kEarlyValues ? 0 : 1);
+  static constexpr std::int32_t kStep = Config::kGroups * kVerifyKeys;
+
+  /// The same in every lane, for what MMAs take from uniform registers.
+  template <class T>
+  __device__ __forceinline__ static T uniform(T x) {
+    return __reduce_max_sync(0xFFFFFFFFU, x);
+  }
+
+  /// What is known of a tile before its scores are.
+  struct Tile {
+    KeyScales<Config> key_scales;
+    ValueScales<Config> value_scales;
+    ValueSteps<Config> low;
+    Unseen unseen;
+    float keep;
+  };
+
+  /// Starts the scores of tile i and expands half of its V.
+  __device__ __forceinline__ void expand(const Work& work, std::int32_t i, std::uint32_t stage, std::uint32_t queries,
+                                         const Lane<Config>& own, float (&x)[Config::kScores], Tile& tile,
+                                         GroupState<Config>& state) {
+    tile.key_scales.load(stage + own.key_scales, own);
+    start_scores<Config>(stage + own.keys, queries, tile.key_scales, x);
+    const std::int32_t first = first_ + i * kStep;
+    tile.unseen = {};
+    if (first < full_begin_ || first + kVerifyKeys > full_end_) {
+      tile.unseen.masked = true;
+      const std::int32_t key = first + static_cast<std::int32_t>(threadIdx.x % 32) * 2;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) tile.unseen.hidden[k] = key + k < work.sequence.begin || key + k >= end_;
+    }
+    tile.keep = tile.value_scales.load(stage + own.value_scales, own, state.bias, tile.unseen);
+    if constexpr (Config::kEarlyValues) tile.low.load(stage + own.values, tile.value_scales, 0);
+  }
+
+  /// Places of tiles i to i + 31, one a lane.
+  __device__ __forceinline__ Place locate(std::int32_t i) {
+    const std::int32_t own = i + static_cast<std::int32_t>(threadIdx.x % 32);
+    if (own >= count_) return {};
+    const Place place = pages_.locate(first_ + own * kStep);
+    const bool bad = static_cast<std::uint32_t>(place.page) >= static_cast<std::uint32_t>(p_->num_pages);
+    bad_page_ = bad_page_ || bad;
+    return {bad ? 0 : place.page, place.slot};
+  }
+  /// Starts the copies of tile i, if there is one.
+  __device__ __forceinline__ void copy(std::uint32_t stage, std::int32_t i) {
+    if (i % 32 == 0) now_ = locate(i);
+    const Place place{__shfl_sync(0xFFFFFFFFU, now_.page, i), __shfl_sync(0xFFFFFFFFU, now_.slot, i)};
+    if (i < count_) pages_.copy(stage, place);
+    ptx::commit_copies();
+  }
+
+  const DecodeParams* p_;
+  GroupPages<Config> pages_;
+  std::int32_t first_, end_, count_, full_begin_, full_end_;
+  Place now_{};
+  bool bad_page_ = false;
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1) verify(const __grid_constant__ DecodeParams p) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const Exchange<Config> exchange(shared);
+  const std::uint32_t memory = ptx::shared_address(shared) + (threadIdx.x / 128) * Config::kGroupBytes;
+  GroupState<Config> state;
+  GroupWalk<Config> walk(p);
+  for (int round = 0;; ++round) {
+    const int slot = round % 2;
+    const bool first = round == 0;
+    const Work& work = exchange.work[slot];
+    const Work& done = exchange.work[slot ^ 1];
+    const bool choose = first || done.last == 0;
+    if (choose) choose_work(p, exchange, slot, first);
+    const bool more = choose && work.more != 0;
+    const bool bad_page = walk.bad_page();
+    RawQuery<Config> query{};
+    if (more) {
+      query = load_query<Config>(p, work);
+      walk.start(work, memory);
+    }
+    if (!first) finish_group_piece<Config>(p, done.sequence, done.piece, exchange, state, bad_page);
+    if (!more) break;
+    put_query_maxima<Config>(p, work, query, exchange.query_maxima());
+    load_shifts<Config>(p, work.sequence, work.piece, exchange);
+    if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.counters, 1);
+    clear_state<Config>(state);
+    __syncthreads();
+    store_group_query<Config>(p, work.piece.head, query, exchange.query_maxima(), exchange.queries, exchange.factors);
+    __syncthreads();
+    walk.run(exchange, work, memory, state);
+  }
+}
+
+}  // namespace mpfa::sm90

@@ -1,0 +1,99 @@
+// The two products of a tile of 64 keys by warpgroup MMAs. Both are transposed: keys are the rows of scores, channels
+// those of outputs, and query rows are columns. Codes are expanded into A operands; q and P are B operands in shared
+// memory.
+//
+// A thread's share of a row of K is side by side in memory, so that its 8 codes of word m of channels 32 t.. are inner
+// indices of MMAs 2 m and 2 m + 1; q lies in that order, see query_place.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/decode/codes.cuh"
+#include "cuda/sm90/verify/scales.cuh"
+#include "cuda/sm90/verify/wgmma.cuh"
+
+namespace mpfa::sm90 {
+
+/// Byte offset in q's operand of pair k (codes k and k + 4) of word `word` of the 32-channel chunk `chunk` of a row.
+template <class Config>
+__device__ __forceinline__ std::uint32_t query_place(int row, int chunk, int word, int k) {
+  const int t = chunk % 4, m = chunk / 4 * 4 + word;
+  const int step = 2 * m + k / 2, inner = k % 2;
+  return static_cast<std::uint32_t>(((step * 2 + inner) * Config::kRows + row) * 16 + t * 4);
+}
+
+/// Starts x = scores of the warpgroup's tile. `codes` are those of the thread's key g.
+template <class Config>
+__device__ __forceinline__ void start_scores(std::uint32_t codes, std::uint32_t queries,
+                                             const KeyScales<Config>& scales, float (&x)[Config::kScores]) {
+#pragma unroll
+  for (int i = 0; i < Config::kKeyWords / 4; ++i) {
+    const std::uint32_t at = codes ^ (i * 64);
+    const uint4 low = ptx::load_shared_words(at), high = ptx::load_shared_words(at + 8 * Config::kKeyRowBytes);
+    const std::uint32_t words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int m = 4 * i + j;
+      std::uint32_t f[2][4];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        expand_e2m1(words[k][j], f[k]);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) f[k][c] = multiply_half2(f[k][c], scales(k, m));
+      }
+      ptx::fence_mma();
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        const std::uint32_t a[4] = {f[0][2 * s], f[1][2 * s], f[0][2 * s + 1], f[1][2 * s + 1]};
+        ptx::multiply_async(x, a, queries + (2 * m + s) * 2 * Config::kRows, m + s > 0 ? 1 : 0);
+      }
+      ptx::commit_mma();
+      if (m == 0) ptx::wait_mma<1>();  // frees the registers of what was started before
+    }
+  }
+}
+
+/// V of the warp's channels and 32 keys, two steps of 16, as A operands [step][half].
+template <class Config>
+struct ValueSteps {
+  std::uint32_t a[2][Config::kHalves][4];
+
+  /// codes: of the lane's key; which: the first or second 32 keys of the tile.
+  __device__ __forceinline__ void load(std::uint32_t codes, const ValueScales<Config>& scales, int which) {
+#pragma unroll
+    for (int c = 0; c < Config::kHalves / 2; ++c) {
+      std::uint32_t w[4];
+      ptx::load_matrices_transposed(w, (codes ^ (c * 64)) + which * 32 * Config::kValueRowBytes);
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        std::uint32_t f[2][4];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          expand_e2m1(w[2 * s + r], f[r]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) f[r][i] = multiply_half2(f[r][i], scales.pair[4 * which + 2 * s + r]);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          a[s][2 * c + h][0] = f[0][2 * h], a[s][2 * c + h][1] = f[0][2 * h + 1];
+          a[s][2 * c + h][2] = f[1][2 * h], a[s][2 * c + h][3] = f[1][2 * h + 1];
+        }
+      }
+    }
+  }
+};
+
+/// Starts out += V^T P of 32 keys.
+template <class Config>
+__device__ __forceinline__ void start_values(const ValueSteps<Config>& v, std::uint32_t probabilities, int which,
+                                             GroupState<Config>& state) {
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+#pragma unroll
+    for (int h = 0; h < Config::kHalves; ++h) {
+      ptx::multiply_async(state.out[h], v.a[s][h], probabilities + (2 * which + s) * 2 * Config::kRows, 1);
+    }
+  }
+}
+
+}  // namespace mpfa::sm90

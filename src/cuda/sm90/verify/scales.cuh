@@ -1,0 +1,203 @@
+// Block scales of a tile. They multiply the expanded codes, as f16: e4m3 exactly; e8m0 of K relative to the largest of
+// the key, which multiplies the scores, e8m0 of V relative to an exponent that the warp follows for its channels.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/decode/codes.cuh"
+#include "cuda/sm90/decode/products.cuh"
+#include "cuda/sm90/verify/tile.cuh"
+
+namespace mpfa::sm90 {
+
+// The f16 of an e8m0 scale has exponent field 30 for K's largest of a key; blocks 2^25 below it lose digits.
+inline constexpr std::int32_t kTopField = 30;
+// V's exponent has field 25, so that codes up to 5 above it need no new one; 2^20 below it blocks lose digits.
+inline constexpr std::int32_t kFollowedField = 25, kLargestFollowed = 245, kNoneFollowed = -1000;
+inline constexpr std::uint32_t kHalfNan = 0x7E00U;
+
+/// What turns codes times scales of K into values, apart from the factor of the key.
+template <class Config>
+inline constexpr float kVerifyKeyUnit = Config::kKeyScale == ScaleKind::e8m0 ? 0.5F : Config::kKeyInfo.unit;
+
+/// Offsets of a lane in a stage and in its warp's scratch memory. Computed once: the compiler would do it in every
+/// tile.
+template <class Config>
+struct Lane {
+  std::uint32_t keys, key_scales, values, value_scales;  // of the stage
+  std::uint32_t key_select, value_select;                // e8m0: bytes of two words of scales
+  std::uint32_t put_scales, take_scales;                 // of shared memory
+
+  __device__ __forceinline__ void enter(std::uint32_t scratch) {
+    const std::uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32 % 4;
+    constexpr bool kKeysOfFour = Config::kKeyScale == ScaleKind::e4m3,
+                   kTwoHalves = Config::kValueScale == ScaleKind::e4m3;
+    keys = 16 * warp * Config::kKeyRowBytes + code_offset<Config::kKeyRowBytes>(g, t);
+    key_scales = Config::kKeyScalesAt + (16 * warp + g) * Config::kKeyScaleBytes + (kKeysOfFour ? 2 * t : 0);
+    values = Config::kValuesAt + code_offset<Config::kValueRowBytes>(lane, warp);
+    value_scales = Config::kValueScalesAt + 2 * lane * Config::kValueScaleBytes + (kTwoHalves ? 2 * warp : 0);
+    key_select = t | (t + 4) << 8;
+    value_select = warp | (warp + 4) << 8;
+    put_scales = scratch + t * 32 + g * 4;
+    take_scales = scratch + t * 32 + (kTwoHalves ? g / 4 * 128 : 0);
+    for (std::uint32_t* x : {&keys, &key_scales, &values, &value_scales, &put_scales, &take_scales}) {
+      ptx::keep_in_register(*x);
+    }
+    if constexpr (!kKeysOfFour) ptx::keep_in_register(key_select);
+    if constexpr (!kTwoHalves) ptx::keep_in_register(value_select);
+  }
+};
+
+/// Scales of the words of a thread's keys g and g + 8.
+template <class Config>
+struct KeyScales {
+  static constexpr bool kOfKey = Config::kKeyScale == ScaleKind::e8m0;
+  static constexpr int kCount = Config::kKeyWords * (kOfKey ? 1 : 2) / 4;
+  std::uint32_t pair[2][kCount];  // f16 twice
+  float key[2];                   // kOfKey: what multiplies scores
+
+  /// at: of the thread's key g, and of its channels where those differ.
+  __device__ __forceinline__ void load(std::uint32_t at, const Lane<Config>& own) {
+    if constexpr (kOfKey) {
+      std::uint32_t w[2][kCount];
+      load_words(w[0], at);
+      load_words(w[1], at + 8 * Config::kKeyScaleBytes);
+      // The largest byte of a key, in both halves of a word for the two keys.
+      std::uint32_t most[2] = {__vmaxu2(w[0][0], w[0][0] << 8), __vmaxu2(w[1][0], w[1][0] << 8)};
+#pragma unroll
+      for (int i = 1; i < kCount; ++i) {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) most[k] = __vmaxu2(most[k], __vmaxu2(w[k][i], w[k][i] << 8));
+      }
+      const std::uint32_t both = __vmaxu2(__byte_perm(most[0], most[1], 0x5410), __byte_perm(most[0], most[1], 0x7632));
+      const std::uint32_t top = __byte_perm(both, 0, 0x4341);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const std::uint32_t code = __byte_perm(w[0][i], w[1][i], own.key_select) & 0x00FF00FFU;
+        // 0x100 keeps the halves of the difference apart.
+        constexpr std::uint32_t kOffset = (0x100U + kTopField) * 0x10001U;
+        const std::uint32_t field = __viaddmax_s16x2(code + kOffset - top, 0xFF00FF00U, 0U);
+        pair[0][i] = __byte_perm(field << 10, 0, 0x1010);
+        pair[1][i] = __byte_perm(field << 10, 0, 0x3232);
+      }
+      key[0] = __uint_as_float(top << 23), key[1] = __uint_as_float(top << 7 & 0x7F800000U);
+    } else {
+      static_assert(kCount == 2);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        std::uint16_t two;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(two) : "r"(at + k * 8 * Config::kKeyScaleBytes));
+        const std::uint32_t halves = e4m3_pair(two);
+        pair[k][0] = __byte_perm(halves, 0, 0x1010);
+        pair[k][1] = __byte_perm(halves, 0, 0x3232);
+      }
+    }
+  }
+  /// Of word m.
+  __device__ __forceinline__ std::uint32_t operator()(int k, int m) const {
+    return pair[k][kOfKey ? m / 4 : m / 2];
+  }
+
+  /// A score times the factor of its key g + 8 k; NaN if that is infinite, which stands for a NaN.
+  __device__ __forceinline__ float scaled(int k, float x) const {
+    return fmaf(x, key[k], key[k] - key[k]);
+  }
+};
+
+__device__ __forceinline__ std::uint32_t followed_bias(std::int32_t exponent) {
+  return static_cast<std::uint16_t>(kFollowedField - exponent) * 0x10001U;
+}
+__device__ __forceinline__ std::int32_t followed_exponent(std::uint32_t bias) {
+  return kFollowedField - static_cast<std::int16_t>(bias & 0xFFFFU);
+}
+
+/// Which of the lane's keys of V, 2 l and 2 l + 1 of the tile, every row may not see, and what NaN was found.
+struct Unseen {
+  bool masked = false, hidden[2] = {false, false};
+  std::uint32_t nan = 0;  // bit 2 i + b: block b of the warp's chunk, key i
+};
+
+/// Scales of the warp's 32 channels, of the thread's keys 8 j + 2 t and 8 j + 2 t + 1, as f16 pairs.
+template <class Config>
+struct ValueScales {
+  std::uint32_t pair[8];
+
+  /// Brings them by way of scratch memory. Returns what the sums so far have to be multiplied by.
+  __device__ __forceinline__ float load(std::uint32_t at, const Lane<Config>& own, std::uint32_t& bias,
+                                        Unseen& unseen) {
+    const std::uint32_t to = own.put_scales;
+    float keep = 1.0F;
+    if constexpr (Config::kValueScale == ScaleKind::e8m0) {
+      std::uint32_t w[2];
+      load_words(w, at);
+      std::uint32_t codes = __byte_perm(w[0], w[1], own.value_select) & 0x00FF00FFU;
+      if (unseen.masked) hide(codes, unseen);
+      const std::uint32_t field = __viaddmax_s16x2(codes, bias, 0U);
+      const bool beyond = ((field + (0x7FFFU - 30U) * 0x10001U) & 0x80008000U) != 0;
+      std::uint32_t bits = field << 10;
+      if (__any_sync(0xFFFFFFFFU, beyond)) keep = follow(codes, bits, bias);
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
+      __syncwarp();
+      read(own.take_scales);
+    } else {
+      std::uint16_t low, high;
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(low) : "r"(at));
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(high) : "r"(at + Config::kValueScaleBytes));
+      std::uint32_t codes = __byte_perm(low, high, 0x5140);  // block 0 of both keys, block 1 of both
+      if (unseen.masked) {
+        const std::uint32_t nan = __vcmpeq4(codes & 0x7F7F7F7FU, 0x7F7F7F7FU);
+        codes &= ~nan;
+        if (unseen.hidden[0]) codes &= 0xFF00FF00U;
+        if (unseen.hidden[1]) codes &= 0x00FF00FFU;
+        unseen.nan = (nan & 1U) | (nan >> 16 & 1U) << 1 | (nan >> 8 & 1U) << 2 | (nan >> 24 & 1U) << 3;
+      }
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(e4m3_pair(codes)) : "memory");
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + 128), "r"(e4m3_pair(codes >> 16)) : "memory");
+      __syncwarp();
+      read(own.take_scales);
+    }
+    return keep;
+  }
+
+ private:
+  static constexpr std::uint32_t kHidden = 0xF000U;  // field 0 whatever it is relative to
+
+  __device__ __forceinline__ void read(std::uint32_t from) {
+    const uint4 a = ptx::load_shared_words(from), b = ptx::load_shared_words(from + 16);
+    pair[0] = a.x, pair[1] = a.y, pair[2] = a.z, pair[3] = a.w;
+    pair[4] = b.x, pair[5] = b.y, pair[6] = b.z, pair[7] = b.w;
+  }
+  __device__ __forceinline__ static void hide(std::uint32_t& codes, Unseen& unseen) {
+    std::uint32_t code[2] = {codes & 0xFFFFU, codes >> 16};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool nan = code[i] == 0xFFU;
+      if (nan) unseen.nan |= 1U << (2 * i);
+      if (nan || unseen.hidden[i]) code[i] = kHidden;
+    }
+    codes = code[0] | code[1] << 16;
+  }
+  /// A code does not fit: makes the exponent the largest code that is not NaN, unless those fit.
+  __device__ __forceinline__ static float follow(std::uint32_t codes, std::uint32_t& scales, std::uint32_t& bias) {
+    const std::uint32_t code[2] = {codes & 0xFFFFU, codes >> 16};
+    std::uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (code[i] < 0xFFU) largest = max(largest, code[i]);
+    }
+    const auto top = static_cast<std::int32_t>(__reduce_max_sync(0xFFFFFFFFU, largest));
+    const std::int32_t before = followed_exponent(bias);
+    const std::int32_t after = top > before + 30 - kFollowedField ? min(top, kLargestFollowed) : before;
+    bias = followed_bias(after);
+    std::uint32_t bits[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto above = static_cast<std::int32_t>(static_cast<std::int16_t>(code[i])) + kFollowedField - after;
+      bits[i] = code[i] == 0xFFU ? kHalfNan : static_cast<std::uint32_t>(max(above, 0)) << 10;
+    }
+    scales = bits[0] | bits[1] << 16;
+    return exp2f(static_cast<float>(before - after));
+  }
+};
+
+}  // namespace mpfa::sm90

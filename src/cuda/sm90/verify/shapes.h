@@ -1,0 +1,33 @@
+// What the verify kernel is built for.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/decode/operand.h"
+
+namespace mpfa::sm90 {
+
+inline constexpr int kVerifyKeys = 64;  // of a tile: a warpgroup's
+inline constexpr int kVerifyPage = 16;  // keys of a warp, which lie in one page: pages are a multiple
+
+/// Warpgroups of a block, as registers allow.
+constexpr int verify_groups(int row_tiles) {
+  return row_tiles <= 2 ? 4 : row_tiles <= 4 ? 3 : 2;
+}
+/// Whether there is a verify kernel.
+constexpr bool has_verify_kernel(std::int64_t head_dim, OperandPair operands) {
+  return head_dim == 128 && operands.key == operands.value &&
+         (operands.key == Operand::mxfp4 || operands.key == Operand::nvfp4);
+}
+
+/// Row tiles of 8 of a block for `rows` query rows of one KV head; up to 8 rows are for the decode kernel.
+constexpr std::int32_t verify_row_tiles(std::int64_t rows) {
+  return rows <= 16 ? 2 : rows <= 32 ? 4 : 8;
+}
+
+/// Bytes of the scales of a token and head.
+constexpr int scale_bytes(ScaleKind kind, int head_dim) {
+  return kind == ScaleKind::e8m0 ? head_dim / 32 : kind == ScaleKind::e4m3 ? head_dim / 16 : 4;
+}
+
+}  // namespace mpfa::sm90

@@ -1,0 +1,97 @@
+// A tile of 64 keys of a warpgroup: where it is in the pages, and its copies to a stage. A warp copies the 16 keys
+// whose scores it computes; they lie in one page, as page sizes are multiples of 16.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/common/ptx.cuh"
+#include "cuda/sm90/decode/tile.cuh"
+#include "cuda/sm90/verify/config.h"
+#include "cuda/sm90/verify/wgmma.cuh"
+
+namespace mpfa::sm90 {
+
+template <class Config>
+class GroupPages {
+ public:
+  __device__ __forceinline__ explicit GroupPages(const DecodeParams& p) : p_(&p) {}
+
+  /// Keys of a sequence up to `end`.
+  __device__ __forceinline__ void enter(std::int32_t b, std::int32_t head, std::int32_t end) {
+    const DecodeParams& p = *p_;
+    const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    table_ = p.page_table + b * p.page_table_stride;
+    last_ = (end - 1) / 16 * 16;
+    k_ = p.k.data + head * p.k.data_head + lane / kKeyChunks * p.k.data_row + lane % kKeyChunks * 16U;
+    v_ = p.v.data + head * p.v.data_head + lane / kValueChunks * p.v.data_row + lane % kValueChunks * 16U;
+    // Lanes 0 to 15 copy the scales of K, the others those of V.
+    const DecodePages& scaled = lane < 16 ? p.k : p.v;
+    scales_ = scaled.scales + head * scaled.scale_head + static_cast<std::int64_t>(lane % 16) * scaled.scale_row;
+    scale_page_ = scaled.scale_page, scale_row_ = scaled.scale_row;
+    key_to_ = code_offset<Config::kKeyRowBytes>(16 * warp + lane / kKeyChunks, lane % kKeyChunks);
+    value_to_ =
+        Config::kValuesAt + code_offset<Config::kValueRowBytes>(16 * warp + lane / kValueChunks, lane % kValueChunks);
+    const std::uint32_t key = 16 * warp + lane % 16;
+    scale_to_ = lane < 16 ? Config::kKeyScalesAt + key * Config::kKeyScaleBytes
+                          : Config::kValueScalesAt + key * Config::kValueScaleBytes;
+    ptx::keep_in_register(k_);
+    ptx::keep_in_register(v_);
+    ptx::keep_in_register(scales_);
+    ptx::keep_in_register(table_);
+    ptx::keep_in_register(key_to_);
+    if constexpr (!kAlike) ptx::keep_in_register(value_to_);
+    ptx::keep_in_register(scale_to_);
+  }
+
+  /// Place of the warp's keys of a tile that starts at key `first`; past the end, of the last ones.
+  __device__ __forceinline__ Place locate(std::int32_t first) const {
+    const std::int32_t key = min(first + static_cast<std::int32_t>(threadIdx.x / 32 % 4 * 16), last_);
+    const auto page = static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(key), p_->page_div));
+    return {__ldg(table_ + page), key - page * p_->page_size};
+  }
+
+  __device__ __forceinline__ void copy(std::uint32_t stage, Place place) const {
+    const auto page = static_cast<std::int64_t>(place.page), slot = static_cast<std::int64_t>(place.slot);
+    const std::uint8_t* k = k_ + page * p_->k.data_page + slot * p_->k.data_row;
+    const std::uint8_t* v = v_ + page * p_->v.data_page + slot * p_->v.data_row;
+#pragma unroll
+    for (std::uint32_t r = 0; r < kKeyChunks / 2; ++r) {
+      ptx::copy_async16(stage + copy_offset<kKeyChunks>(key_to_, r), k + r * (32 / kKeyChunks) * p_->k.data_row);
+    }
+    const std::uint32_t value_to = kAlike ? key_to_ + Config::kValuesAt : value_to_;
+#pragma unroll
+    for (std::uint32_t r = 0; r < kValueChunks / 2; ++r) {
+      ptx::copy_async16(stage + copy_offset<kValueChunks>(value_to, r), v + r * (32 / kValueChunks) * p_->v.data_row);
+    }
+    const std::uint8_t* scales = scales_ + page * scale_page_ + slot * scale_row_;
+    static_assert(Config::kKeyScaleBytes == Config::kValueScaleBytes);
+    ptx::copy_async_small<Config::kKeyScaleBytes>(stage + scale_to_, scales);
+  }
+
+ private:
+  static constexpr bool kAlike = Config::kKeyRowBytes == Config::kValueRowBytes;
+  static constexpr std::uint32_t kKeyChunks = Config::kKeyRowBytes / 16, kValueChunks = Config::kValueRowBytes / 16;
+
+  /// Where copy r of 512 bytes puts the lane's 16, from where copy 0 does.
+  template <std::uint32_t kRowChunks>
+  __device__ __forceinline__ static std::uint32_t copy_offset(std::uint32_t first, std::uint32_t r) {
+    return (first ^ (kRowChunks < 8 ? 0U : r * (32 / kRowChunks) % 8 * 16)) + r * 512;
+  }
+
+  const DecodeParams* p_;
+  const std::int32_t* table_;
+  std::int32_t last_, scale_page_, scale_row_;
+  std::uint32_t key_to_, value_to_, scale_to_;
+  const std::uint8_t *k_, *v_, *scales_;
+};
+
+/// Sums of a piece, of a thread.
+template <class Config>
+struct GroupState {
+  // [half][n * 4 + r * 2 + j]: row g + 8 r of the half's 16 channels of the warp, column 8 n + 2 t + j.
+  float out[Config::kHalves][Config::kScores];
+  float sum[Config::kRowTiles][2];  // over the thread's own keys
+  std::uint32_t bias;               // what V's scales are relative to, see scales.cuh
+};
+
+}  // namespace mpfa::sm90
