@@ -22,8 +22,6 @@ struct VerifyConfig {
   static constexpr int kHalves = kD / 64;    // outputs are kHalves x 64 channels
   static constexpr int kKeyWords = kD / 32;  // of 8 codes, of a thread and key
 
-  static constexpr bool kEarlyValues = kRowTiles <= 8;  // half of V is expanded before the scores are there
-
   // A stage: codes of K, codes of V, scales of K, scales of V.
   static constexpr int kKeyScaleBytes = scale_bytes(kKeyScale, kD), kValueScaleBytes = scale_bytes(kValueScale, kD);
   static constexpr int kValuesAt = kVerifyKeys * kKeyRowBytes, kKeyScalesAt = kValuesAt + kVerifyKeys * kValueRowBytes;

@@ -19,7 +19,7 @@ class GroupWalk {
   /// Starts copies of the first tiles of a piece, those that the outputs of the last one leave room for.
   __device__ __forceinline__ void start(const Work& work, std::uint32_t memory) {
     const Sequence& s = work.sequence;
-    pages_.enter(work.piece.b, work.piece.head, s.end);
+    pages_.enter(work.piece.head);
     bad_page_ = false;
     const std::int32_t begin = (s.begin / kTileKeys + work.piece.first_tile) * kTileKeys;
     end_ = s.end > s.begin ? min(begin + work.piece.tiles * kTileKeys, s.end) : begin;
@@ -27,7 +27,7 @@ class GroupWalk {
     count_ = (end_ - first_ + kStep - 1) / kStep;
     full_begin_ = s.all_begin, full_end_ = min(s.all_end, end_);
 #pragma unroll
-    for (int i = 0; i < Config::kEarlyStages && i < kDepth; ++i) copy(memory + i * Config::kStageBytes, i);
+    for (int i = 0; i < Config::kEarlyStages; ++i) copy(memory + i * Config::kStageBytes, i, find(work, i));
   }
 
   /// Adds all tiles to `state`.
@@ -47,9 +47,11 @@ class GroupWalk {
     ptx::keep_in_register(put);
     tops.start(exchange.factors);
 #pragma unroll
-    for (int i = Config::kEarlyStages; i < kDepth; ++i) copy(memory + i * Config::kStageBytes, i);
-    ptx::wait_copies<kDepth - 1>();
+    for (int i = Config::kEarlyStages; i < Config::kStages; ++i)
+      copy(memory + i * Config::kStageBytes, i, find(work, i));
+    ptx::wait_copies<Config::kStages - 1>();
     ptx::sync_group(barrier);
+    const std::uint32_t last = memory + (Config::kStages - 1) * Config::kStageBytes;
     std::uint32_t stage = memory;
     float x[Config::kScores];
     Tile tile;
@@ -60,60 +62,51 @@ class GroupWalk {
     }
     std::int32_t step = Config::kProbabilityBytes;  // to the other P
     for (std::int32_t i = 0; i < count_; ++i) {
-      if (tile.keep != 1.0F) scale_outputs<Config>(state, tile.keep);
+      if (__builtin_expect(tile.keep != 1.0F, 0)) scale_outputs<Config>(state, tile.keep);
       if constexpr (KeyScales<Config>::kOfKey) {
 #pragma unroll
         for (int k = 0; k < Config::kScores; ++k) x[k] = tile.key_scales.scaled(k / 2 % 2, x[k]);
       }
-      if (tile.unseen.masked) {
+      if (__builtin_expect(tile.unseen.masked, 0)) {
         const std::int32_t first = first_ + i * kStep, row0 = work.piece.row_block * Config::kRows;
         mask_group_scores<Config>(*p_, work.sequence, row0, first + warp * 16, end_, x);
         if (__any_sync(0xFFFFFFFFU, tile.unseen.nan != 0)) {
           spread_group_nan<Config>(*p_, work.sequence, row0, first, tile.unseen.nan, state);
         }
       }
+      float4 top[Config::kRowTiles];
+      tops.load(top);
       ValueSteps<Config> high;
-      if constexpr (Config::kEarlyValues) high.load(stage + own.values, tile.value_scales, 1);
+      high.load(stage + own.values, tile.value_scales, 1);
 
       float sum[Config::kRowTiles][2];
 #pragma unroll
       for (int k = 0; k < 2 * Config::kRowTiles; ++k) sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
       std::uint32_t pairs[Config::kRowTiles][2];
-      const bool raise = take_probabilities<Config>(x, tops, sum, pairs);
+      const bool raise = take_probabilities<Config>(x, top, sum, pairs);
       store_probabilities<Config>(put, pairs);
-      ptx::wait_copies<kDepth - 2>();
-      // P and the next tile are there for the whole warpgroup, and what was read is free.
-      if (ptx::any_of_group(barrier, raise)) {
+      ptx::wait_copies<Config::kStages - 2>();
+      // P and V of the next tile are there for the whole warpgroup, and what was read is free.
+      if (__builtin_expect(ptx::any_of_group(barrier, raise), 0)) {
         raise_group_maxima<Config>(x, tops, memory + Config::kWarpMaximaAt, barrier, state);
 #pragma unroll
         for (int k = 0; k < 2 * Config::kRowTiles; ++k) sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
-        take_probabilities<Config>(x, tops, sum, pairs);
+        tops.load(top);
+        take_probabilities<Config>(x, top, sum, pairs);
         store_probabilities<Config>(put, pairs);
         ptx::sync_group(barrier);
       }
 #pragma unroll
       for (int k = 0; k < 2 * Config::kRowTiles; ++k) state.sum[k / 2][k % 2] = sum[k / 2][k % 2];
-      if constexpr (Config::kEarlyValues) {
-        copy(stage, i + Config::kStages);
-      } else {
-        copy(stage == memory ? memory + (Config::kStages - 1) * Config::kStageBytes : stage - Config::kStageBytes,
-             i + Config::kStages - 1);
-        tile.low.load(stage + own.values, tile.value_scales, 0);
-      }
+      copy(stage, i + Config::kStages, find(work, i + Config::kStages));
 
 #pragma unroll
       for (int h = 0; h < Config::kHalves; ++h) ptx::pin(state.out[h]);
       ptx::fence_mma();
       start_values<Config>(tile.low, probabilities, 0, state);
-      if constexpr (!Config::kEarlyValues) {
-        ptx::commit_mma();
-        high.load(stage + own.values, tile.value_scales, 1);
-        ptx::fence_mma();
-      }
       start_values<Config>(high, probabilities, 1, state);
       ptx::commit_mma();
-      if constexpr (!Config::kEarlyValues) ptx::wait_mma<0>();
-      stage = stage == memory + (Config::kStages - 1) * Config::kStageBytes ? memory : stage + Config::kStageBytes;
+      stage = stage == last ? memory : stage + Config::kStageBytes;
       put += step, probabilities += step >> 4, step = -step;
       expand(work, i + 1, stage, queries, own, x, tile, state);
       ptx::wait_mma<0>();
@@ -129,7 +122,6 @@ class GroupWalk {
   }
 
  private:
-  static constexpr int kDepth = Config::kStages - (Config::kEarlyValues ? 0 : 1);
   static constexpr std::int32_t kStep = Config::kGroups * kVerifyKeys;
 
   /// The same in every lane, for what MMAs take from uniform registers.
@@ -151,33 +143,42 @@ class GroupWalk {
   __device__ __forceinline__ void expand(const Work& work, std::int32_t i, std::uint32_t stage, std::uint32_t queries,
                                          const Lane<Config>& own, float (&x)[Config::kScores], Tile& tile,
                                          GroupState<Config>& state) {
-    tile.key_scales.load(stage + own.key_scales, own);
-    start_scores<Config>(stage + own.keys, queries, tile.key_scales, x);
+    std::uint32_t codes = ValueScales<Config>::codes(stage + own.value_scales, own);
+    KeyCodes<Config> keys;
+    keys.load(stage, own);
     const std::int32_t first = first_ + i * kStep;
     tile.unseen = {};
-    if (first < full_begin_ || first + kVerifyKeys > full_end_) {
+    if (__builtin_expect(first < full_begin_ || first + kVerifyKeys > full_end_, 0)) {
       tile.unseen.masked = true;
       const std::int32_t key = first + static_cast<std::int32_t>(threadIdx.x % 32) * 2;
 #pragma unroll
       for (int k = 0; k < 2; ++k) tile.unseen.hidden[k] = key + k < work.sequence.begin || key + k >= end_;
+      ValueScales<Config>::hide(codes, tile.unseen);
     }
-    tile.keep = tile.value_scales.load(stage + own.value_scales, own, state.bias, tile.unseen);
-    if constexpr (Config::kEarlyValues) tile.low.load(stage + own.values, tile.value_scales, 0);
+    tile.keep = ValueScales<Config>::put(codes, own, state.bias);
+    tile.key_scales.take(keys.scales, own);
+    start_scores<Config>(keys, queries, tile.key_scales, x);
+    __syncwarp();
+    tile.value_scales.take(own);
+    tile.low.load(stage + own.values, tile.value_scales, 0);
   }
 
   /// Places of tiles i to i + 31, one a lane.
-  __device__ __forceinline__ Place locate(std::int32_t i) {
+  __device__ __forceinline__ Place locate(const Work& work, std::int32_t i) {
     const std::int32_t own = i + static_cast<std::int32_t>(threadIdx.x % 32);
     if (own >= count_) return {};
-    const Place place = pages_.locate(first_ + own * kStep);
+    const Place place = pages_.locate(work, first_ + own * kStep);
     const bool bad = static_cast<std::uint32_t>(place.page) >= static_cast<std::uint32_t>(p_->num_pages);
     bad_page_ = bad_page_ || bad;
     return {bad ? 0 : place.page, place.slot};
   }
+  /// Place of the warp's keys of tile i; of all tiles, in order.
+  __device__ __forceinline__ Place find(const Work& work, std::int32_t i) {
+    if (__builtin_expect(i % 32 == 0, 0)) now_ = locate(work, i);
+    return {__shfl_sync(0xFFFFFFFFU, now_.page, i), __shfl_sync(0xFFFFFFFFU, now_.slot, i)};
+  }
   /// Starts the copies of tile i, if there is one.
-  __device__ __forceinline__ void copy(std::uint32_t stage, std::int32_t i) {
-    if (i % 32 == 0) now_ = locate(i);
-    const Place place{__shfl_sync(0xFFFFFFFFU, now_.page, i), __shfl_sync(0xFFFFFFFFU, now_.slot, i)};
+  __device__ __forceinline__ void copy(std::uint32_t stage, std::int32_t i, Place place) const {
     if (i < count_) pages_.copy(stage, place);
     ptx::commit_copies();
   }

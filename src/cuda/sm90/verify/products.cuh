@@ -22,14 +22,30 @@ __device__ __forceinline__ std::uint32_t query_place(int row, int chunk, int wor
   return static_cast<std::uint32_t>(((step * 2 + inner) * Config::kRows + row) * 16 + t * 4);
 }
 
-/// Starts x = scores of the warpgroup's tile. `codes` are those of the thread's key g.
+/// Codes of a thread's keys g and g + 8, and their scales as stored.
 template <class Config>
-__device__ __forceinline__ void start_scores(std::uint32_t codes, std::uint32_t queries,
+struct KeyCodes {
+  uint4 codes[2][Config::kKeyWords / 4];
+  typename KeyScales<Config>::Stored scales;
+
+  __device__ __forceinline__ void load(std::uint32_t stage, const Lane<Config>& own) {
+    scales.load(stage + own.key_scales);
+#pragma unroll
+    for (int i = 0; i < Config::kKeyWords / 4; ++i) {
+      const std::uint32_t at = (stage + own.keys) ^ (i * 64);
+      codes[0][i] = ptx::load_shared_words(at);
+      codes[1][i] = ptx::load_shared_words(at + 8 * Config::kKeyRowBytes);
+    }
+  }
+};
+
+/// Starts x = scores of the warpgroup's tile.
+template <class Config>
+__device__ __forceinline__ void start_scores(const KeyCodes<Config>& keys, std::uint32_t queries,
                                              const KeyScales<Config>& scales, float (&x)[Config::kScores]) {
 #pragma unroll
   for (int i = 0; i < Config::kKeyWords / 4; ++i) {
-    const std::uint32_t at = codes ^ (i * 64);
-    const uint4 low = ptx::load_shared_words(at), high = ptx::load_shared_words(at + 8 * Config::kKeyRowBytes);
+    const uint4 low = keys.codes[0][i], high = keys.codes[1][i];
     const std::uint32_t words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {

@@ -56,12 +56,28 @@ struct KeyScales {
   std::uint32_t pair[2][kCount];  // f16 twice
   float key[2];                   // kOfKey: what multiplies scores
 
-  /// at: of the thread's key g, and of its channels where those differ.
-  __device__ __forceinline__ void load(std::uint32_t at, const Lane<Config>& own) {
+  /// Stored ones: all of keys g and g + 8, or those of the thread's channels.
+  struct Stored {
+    std::uint32_t w[2][kOfKey ? kCount : 1];
+
+    __device__ __forceinline__ void load(std::uint32_t at) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const std::uint32_t from = at + k * 8 * Config::kKeyScaleBytes;
+        if constexpr (kOfKey) {
+          load_words(w[k], from);
+        } else {
+          std::uint16_t two;
+          asm volatile("ld.shared.u16 %0, [%1];" : "=h"(two) : "r"(from));
+          w[k][0] = two;
+        }
+      }
+    }
+  };
+
+  __device__ __forceinline__ void take(const Stored& stored, const Lane<Config>& own) {
+    const auto& w = stored.w;
     if constexpr (kOfKey) {
-      std::uint32_t w[2][kCount];
-      load_words(w[0], at);
-      load_words(w[1], at + 8 * Config::kKeyScaleBytes);
       // The largest byte of a key, in both halves of a word for the two keys.
       std::uint32_t most[2] = {__vmaxu2(w[0][0], w[0][0] << 8), __vmaxu2(w[1][0], w[1][0] << 8)};
 #pragma unroll
@@ -85,9 +101,7 @@ struct KeyScales {
       static_assert(kCount == 2);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        std::uint16_t two;
-        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(two) : "r"(at + k * 8 * Config::kKeyScaleBytes));
-        const std::uint32_t halves = e4m3_pair(two);
+        const std::uint32_t halves = e4m3_pair(w[k][0]);
         pair[k][0] = __byte_perm(halves, 0, 0x1010);
         pair[k][1] = __byte_perm(halves, 0, 0x3232);
       }
@@ -122,61 +136,65 @@ template <class Config>
 struct ValueScales {
   std::uint32_t pair[8];
 
-  /// Brings them by way of scratch memory. Returns what the sums so far have to be multiplied by.
-  __device__ __forceinline__ float load(std::uint32_t at, const Lane<Config>& own, std::uint32_t& bias,
-                                        Unseen& unseen) {
-    const std::uint32_t to = own.put_scales;
-    float keep = 1.0F;
+  /// The stored ones of the lane's keys 2 l and 2 l + 1: e8m0 in halves; e4m3 block 0 of both keys, block 1 of both.
+  __device__ __forceinline__ static std::uint32_t codes(std::uint32_t at, const Lane<Config>& own) {
     if constexpr (Config::kValueScale == ScaleKind::e8m0) {
       std::uint32_t w[2];
       load_words(w, at);
-      std::uint32_t codes = __byte_perm(w[0], w[1], own.value_select) & 0x00FF00FFU;
-      if (unseen.masked) hide(codes, unseen);
-      const std::uint32_t field = __viaddmax_s16x2(codes, bias, 0U);
-      const bool beyond = ((field + (0x7FFFU - 30U) * 0x10001U) & 0x80008000U) != 0;
-      std::uint32_t bits = field << 10;
-      if (__any_sync(0xFFFFFFFFU, beyond)) keep = follow(codes, bits, bias);
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
-      __syncwarp();
-      read(own.take_scales);
+      return __byte_perm(w[0], w[1], own.value_select) & 0x00FF00FFU;
     } else {
       std::uint16_t low, high;
       asm volatile("ld.shared.u16 %0, [%1];" : "=h"(low) : "r"(at));
       asm volatile("ld.shared.u16 %0, [%1];" : "=h"(high) : "r"(at + Config::kValueScaleBytes));
-      std::uint32_t codes = __byte_perm(low, high, 0x5140);  // block 0 of both keys, block 1 of both
-      if (unseen.masked) {
-        const std::uint32_t nan = __vcmpeq4(codes & 0x7F7F7F7FU, 0x7F7F7F7FU);
-        codes &= ~nan;
-        if (unseen.hidden[0]) codes &= 0xFF00FF00U;
-        if (unseen.hidden[1]) codes &= 0x00FF00FFU;
-        unseen.nan = (nan & 1U) | (nan >> 16 & 1U) << 1 | (nan >> 8 & 1U) << 2 | (nan >> 24 & 1U) << 3;
+      return __byte_perm(low, high, 0x5140);
+    }
+  }
+  /// Zeros for hidden keys and for NaN, which are taken down.
+  __device__ __forceinline__ static void hide(std::uint32_t& codes, Unseen& unseen) {
+    if constexpr (Config::kValueScale == ScaleKind::e8m0) {
+      std::uint32_t code[2] = {codes & 0xFFFFU, codes >> 16};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool nan = code[i] == 0xFFU;
+        if (nan) unseen.nan |= 1U << (2 * i);
+        if (nan || unseen.hidden[i]) code[i] = kHidden;
       }
+      codes = code[0] | code[1] << 16;
+    } else {
+      const std::uint32_t nan = __vcmpeq4(codes & 0x7F7F7F7FU, 0x7F7F7F7FU);
+      codes &= ~nan;
+      if (unseen.hidden[0]) codes &= 0xFF00FF00U;
+      if (unseen.hidden[1]) codes &= 0x00FF00FFU;
+      unseen.nan = (nan & 1U) | (nan >> 16 & 1U) << 1 | (nan >> 8 & 1U) << 2 | (nan >> 24 & 1U) << 3;
+    }
+  }
+
+  /// Puts the warp's into scratch memory. Returns what the sums so far have to be multiplied by.
+  __device__ __forceinline__ static float put(std::uint32_t codes, const Lane<Config>& own, std::uint32_t& bias) {
+    const std::uint32_t to = own.put_scales;
+    float keep = 1.0F;
+    if constexpr (Config::kValueScale == ScaleKind::e8m0) {
+      const std::uint32_t field = __viaddmax_s16x2(codes, bias, 0U);
+      const bool beyond = ((field + (0x7FFFU - 30U) * 0x10001U) & 0x80008000U) != 0;
+      std::uint32_t bits = field << 10;
+      if (__builtin_expect(__any_sync(0xFFFFFFFFU, beyond), 0)) keep = follow(codes, bits, bias);
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
+    } else {
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(e4m3_pair(codes)) : "memory");
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + 128), "r"(e4m3_pair(codes >> 16)) : "memory");
-      __syncwarp();
-      read(own.take_scales);
     }
     return keep;
+  }
+  /// Takes the thread's out of it, after __syncwarp.
+  __device__ __forceinline__ void take(const Lane<Config>& own) {
+    const uint4 a = ptx::load_shared_words(own.take_scales), b = ptx::load_shared_words(own.take_scales + 16);
+    pair[0] = a.x, pair[1] = a.y, pair[2] = a.z, pair[3] = a.w;
+    pair[4] = b.x, pair[5] = b.y, pair[6] = b.z, pair[7] = b.w;
   }
 
  private:
   static constexpr std::uint32_t kHidden = 0xF000U;  // field 0 whatever it is relative to
 
-  __device__ __forceinline__ void read(std::uint32_t from) {
-    const uint4 a = ptx::load_shared_words(from), b = ptx::load_shared_words(from + 16);
-    pair[0] = a.x, pair[1] = a.y, pair[2] = a.z, pair[3] = a.w;
-    pair[4] = b.x, pair[5] = b.y, pair[6] = b.z, pair[7] = b.w;
-  }
-  __device__ __forceinline__ static void hide(std::uint32_t& codes, Unseen& unseen) {
-    std::uint32_t code[2] = {codes & 0xFFFFU, codes >> 16};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const bool nan = code[i] == 0xFFU;
-      if (nan) unseen.nan |= 1U << (2 * i);
-      if (nan || unseen.hidden[i]) code[i] = kHidden;
-    }
-    codes = code[0] | code[1] << 16;
-  }
   /// A code does not fit: makes the exponent the largest code that is not NaN, unless those fit.
   __device__ __forceinline__ static float follow(std::uint32_t codes, std::uint32_t& scales, std::uint32_t& bias) {
     const std::uint32_t code[2] = {codes & 0xFFFFU, codes >> 16};

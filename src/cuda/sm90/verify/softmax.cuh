@@ -20,6 +20,10 @@ struct RowTops {
   std::uint32_t at;
 
   __device__ __forceinline__ float4 load(int n) const { return ptx::load_shared(at + (n * 4 + threadIdx.x % 4) * 16); }
+  __device__ __forceinline__ void load(float4 (&all)[Config::kRowTiles]) const {
+#pragma unroll
+    for (int n = 0; n < Config::kRowTiles; ++n) all[n] = load(n);
+  }
   __device__ __forceinline__ void store(int n, float4 v) const {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + (n * 4 + threadIdx.x % 4) * 16), "f"(v.x),
                  "f"(v.y), "f"(v.z), "f"(v.w)
@@ -103,13 +107,14 @@ __device__ __forceinline__ void spread_group_nan(const DecodeParams& p, const Se
 
 /// P of the thread's scores as pairs of columns [n][key g, g + 8], and adds them to `sum`. True if one is too large.
 template <class Config>
-__device__ __forceinline__ bool take_probabilities(const float (&x)[Config::kScores], const RowTops<Config>& tops,
+__device__ __forceinline__ bool take_probabilities(const float (&x)[Config::kScores],
+                                                   const float4 (&tops)[Config::kRowTiles],
                                                    float (&sum)[Config::kRowTiles][2],
                                                    std::uint32_t (&pairs)[Config::kRowTiles][2]) {
   std::uint32_t all = 0;
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {
-    const float4 top = tops.load(n);
+    const float4 top = tops[n];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float p0 = ptx::exp2_fast(fmaf(x[n * 4 + 2 * r], top.x, -top.z));

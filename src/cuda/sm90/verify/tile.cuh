@@ -16,12 +16,9 @@ class GroupPages {
  public:
   __device__ __forceinline__ explicit GroupPages(const DecodeParams& p) : p_(&p) {}
 
-  /// Keys of a sequence up to `end`.
-  __device__ __forceinline__ void enter(std::int32_t b, std::int32_t head, std::int32_t end) {
+  __device__ __forceinline__ void enter(std::int32_t head) {
     const DecodeParams& p = *p_;
     const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    table_ = p.page_table + b * p.page_table_stride;
-    last_ = (end - 1) / 16 * 16;
     k_ = p.k.data + head * p.k.data_head + lane / kKeyChunks * p.k.data_row + lane % kKeyChunks * 16U;
     v_ = p.v.data + head * p.v.data_head + lane / kValueChunks * p.v.data_row + lane % kValueChunks * 16U;
     // Lanes 0 to 15 copy the scales of K, the others those of V.
@@ -37,23 +34,24 @@ class GroupPages {
     ptx::keep_in_register(k_);
     ptx::keep_in_register(v_);
     ptx::keep_in_register(scales_);
-    ptx::keep_in_register(table_);
     ptx::keep_in_register(key_to_);
     if constexpr (!kAlike) ptx::keep_in_register(value_to_);
     ptx::keep_in_register(scale_to_);
   }
 
-  /// Place of the warp's keys of a tile that starts at key `first`; past the end, of the last ones.
-  __device__ __forceinline__ Place locate(std::int32_t first) const {
-    const std::int32_t key = min(first + static_cast<std::int32_t>(threadIdx.x / 32 % 4 * 16), last_);
+  /// Place of the warp's keys of a tile of the sequence that starts at key `first`; past the end, of the last ones.
+  __device__ __forceinline__ Place locate(const Work& work, std::int32_t first) const {
+    const std::int32_t last = (work.sequence.end - 1) / kVerifyPage * kVerifyPage;
+    const std::int32_t key = min(first + static_cast<std::int32_t>(threadIdx.x / 32 % 4 * kVerifyPage), last);
     const auto page = static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(key), p_->page_div));
-    return {__ldg(table_ + page), key - page * p_->page_size};
+    return {__ldg(p_->page_table + work.piece.b * p_->page_table_stride + page), key - page * p_->page_size};
   }
 
   __device__ __forceinline__ void copy(std::uint32_t stage, Place place) const {
-    const auto page = static_cast<std::int64_t>(place.page), slot = static_cast<std::int64_t>(place.slot);
-    const std::uint8_t* k = k_ + page * p_->k.data_page + slot * p_->k.data_row;
-    const std::uint8_t* v = v_ + page * p_->v.data_page + slot * p_->v.data_row;
+    const auto at = [&](const std::uint8_t* base, std::int32_t page, std::int32_t row) {
+      return ptx::multiply_add_wide(place.slot, row, ptx::multiply_add_wide(place.page, page, base));
+    };
+    const std::uint8_t *k = at(k_, p_->k.data_page, p_->k.data_row), *v = at(v_, p_->v.data_page, p_->v.data_row);
 #pragma unroll
     for (std::uint32_t r = 0; r < kKeyChunks / 2; ++r) {
       ptx::copy_async16(stage + copy_offset<kKeyChunks>(key_to_, r), k + r * (32 / kKeyChunks) * p_->k.data_row);
@@ -63,7 +61,7 @@ class GroupPages {
     for (std::uint32_t r = 0; r < kValueChunks / 2; ++r) {
       ptx::copy_async16(stage + copy_offset<kValueChunks>(value_to, r), v + r * (32 / kValueChunks) * p_->v.data_row);
     }
-    const std::uint8_t* scales = scales_ + page * scale_page_ + slot * scale_row_;
+    const std::uint8_t* scales = at(scales_, scale_page_, scale_row_);
     static_assert(Config::kKeyScaleBytes == Config::kValueScaleBytes);
     ptx::copy_async_small<Config::kKeyScaleBytes>(stage + scale_to_, scales);
   }
@@ -79,8 +77,7 @@ class GroupPages {
   }
 
   const DecodeParams* p_;
-  const std::int32_t* table_;
-  std::int32_t last_, scale_page_, scale_row_;
+  std::int32_t scale_page_, scale_row_;
   std::uint32_t key_to_, value_to_, scale_to_;
   const std::uint8_t *k_, *v_, *scales_;
 };

@@ -93,6 +93,14 @@ __device__ __forceinline__ bool any_of_group(int id, bool yes) {
   return any != 0;
 }
 
+/// base + a * b, as one instruction.
+__device__ __forceinline__ const std::uint8_t* multiply_add_wide(std::int32_t a, std::int32_t b,
+                                                                 const std::uint8_t* base) {
+  const std::uint8_t* sum;
+  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(sum) : "r"(a), "r"(b), "l"(base));
+  return sum;
+}
+
 /// kBytes, 4 or 8, from global to shared memory.
 template <int kBytes>
 __device__ __forceinline__ void copy_async_small(std::uint32_t to, const void* from) {
