@@ -134,9 +134,9 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   const bool general =
       params.finishes_logits != 0 || params.page_means != nullptr || shape.head_dim != kernel_head_dim(shape.head_dim);
   const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
-  const DecodeKernel kernel =
-      launch.verify ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles)
-                    : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
+  const DecodeKernel kernel = launch.verify
+                                  ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles)
+                                  : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
   std::int32_t blocks = launch.blocks;
   const std::int32_t teams = blocks * kernel.teams;
   params.block_div = make_divisor(static_cast<std::uint32_t>(teams));

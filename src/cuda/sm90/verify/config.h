@@ -17,6 +17,7 @@ struct VerifyConfig {
   static constexpr int kRowTiles = kRowTileCount, kRows = 8 * kRowTiles, kChunks = kD / 32;
 
   static constexpr int kGroups = verify_groups(kRowTiles), kWarps = 4 * kGroups, kThreads = 32 * kWarps;
+  static constexpr int kTeams = 1;
   static constexpr int kKeyRowBytes = kD * kKeyInfo.bits / 8, kValueRowBytes = kD * kValueInfo.bits / 8;
   static constexpr int kScores = kRows / 2;  // of a thread: keys g, g + 8 of its warp's 16, columns 8 n + 2 t + j
   static constexpr int kHalves = kD / 64;    // outputs are kHalves x 64 channels

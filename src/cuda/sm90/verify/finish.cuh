@@ -9,25 +9,22 @@
 
 namespace mpfa::sm90 {
 
-/// The rows as B operand to shared memory, with their factors, after a barrier.
+/// The rows as B operand to shared memory, with their factors.
 template <class Config>
-__device__ __forceinline__ void store_group_query(const DecodeParams& p, std::int32_t head, RawQuery<Config>& raw,
-                                                  const float* maxima, uint4* queries, float* factors) {
-  const int lane = threadIdx.x % 32;
-  const std::uint32_t to = ptx::shared_address(queries);
+__device__ __forceinline__ void store_group_query(const DecodeParams& p, const Work& work, RawQuery<Config>& raw,
+                                                  const Exchange<Config>& exchange) {
+  const int t = threadIdx.x % 4;
+  const std::uint32_t to = ptx::shared_address(exchange.queries);
+  const float factor = p.scale * kLog2E * kVerifyKeyUnit<Config> * key_global(p, work.piece.head);
   for_query_parts<Config>([&](int i, int row, int chunk) {
     auto& q = raw.q[i];
-    float largest = 0.0F;
-#pragma unroll
-    for (int c = 0; c < Config::kChunks; ++c) largest = fmaxf(largest, maxima[row * Config::kChunks + c]);
+    const float largest = round_query<Config>(p, work, row, chunk, q);
     const float unit = halve_query<Config>(p, q, largest);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + query_place<Config>(row, chunk, lane % 4, k)), "r"(q[k])
-                   : "memory");
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + query_place<Config>(row, chunk, t, k)), "r"(q[k]) : "memory");
     }
-    const float global = p.k.global == nullptr ? 1.0F : p.k.global[head];
-    if (chunk == 0 && lane % 4 == 0) factors[row] = p.scale * kLog2E * kVerifyKeyUnit<Config> * global * unit;
+    if (chunk == 0 && t == 0) exchange.factors[row] = factor * unit;
   });
   ptx::fence_shared_writes();
 }
@@ -66,7 +63,7 @@ __device__ __forceinline__ void put_group(const Exchange<Config>& exchange, cons
       }
     }
   }
-  ptx::sync_group(1 + warp / 4);  // the maxima are read, which lie where outputs go
+  ptx::sync_some<128>(1 + warp / 4);  // the maxima are read, which lie where outputs go
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
@@ -215,7 +212,7 @@ __device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const 
       store_quad<Config>(p, s, piece, place_row(p, piece.head, row0 + row), quad, x, finishes[row]);
     }
   }
-  if (piece.count > 1 && last_of_output(p, piece)) {
+  if (piece.count > 1 && last_of_output<Config>(p, piece)) {
     const std::int64_t first = static_cast<std::int64_t>(piece.slot - piece.index) * Config::kRows;
     const float2* states = p.partial_state + first;
     const float4* partials = reinterpret_cast<const float4*>(p.partial_out) + first * kQuads;

@@ -50,7 +50,7 @@ class GroupWalk {
     for (int i = Config::kEarlyStages; i < Config::kStages; ++i)
       copy(memory + i * Config::kStageBytes, i, find(work, i));
     ptx::wait_copies<Config::kStages - 1>();
-    ptx::sync_group(barrier);
+    ptx::sync_some<128>(barrier);
     const std::uint32_t last = memory + (Config::kStages - 1) * Config::kStageBytes;
     std::uint32_t stage = memory;
     float x[Config::kScores];
@@ -87,14 +87,14 @@ class GroupWalk {
       store_probabilities<Config>(put, pairs);
       ptx::wait_copies<Config::kStages - 2>();
       // P and V of the next tile are there for the whole warpgroup, and what was read is free.
-      if (__builtin_expect(ptx::any_of_group(barrier, raise), 0)) {
+      if (__builtin_expect(ptx::any_of_some<128>(barrier, raise), 0)) {
         raise_group_maxima<Config>(x, tops, memory + Config::kWarpMaximaAt, barrier, state);
 #pragma unroll
         for (int k = 0; k < 2 * Config::kRowTiles; ++k) sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
         tops.load(top);
         take_probabilities<Config>(x, top, sum, pairs);
         store_probabilities<Config>(put, pairs);
-        ptx::sync_group(barrier);
+        ptx::sync_some<128>(barrier);
       }
 #pragma unroll
       for (int k = 0; k < 2 * Config::kRowTiles; ++k) state.sum[k / 2][k % 2] = sum[k / 2][k % 2];
@@ -213,12 +213,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) verify(const __grid_const
     }
     if (!first) finish_group_piece<Config>(p, done.sequence, done.piece, exchange, state, bad_page);
     if (!more) break;
-    put_query_maxima<Config>(p, work, query, exchange.query_maxima());
     load_shifts<Config>(p, work.sequence, work.piece, exchange);
-    if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.counters, 1);
+    if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.taken, 1);
     clear_state<Config>(state);
-    __syncthreads();
-    store_group_query<Config>(p, work.piece.head, query, exchange.query_maxima(), exchange.queries, exchange.factors);
+    store_group_query<Config>(p, work, query, exchange);
     __syncthreads();
     walk.run(exchange, work, memory, state);
   }

@@ -166,7 +166,7 @@ __device__ __forceinline__ void raise_group_maxima(const float (&x)[Config::kSco
       }
     }
   }
-  ptx::sync_group(barrier);
+  ptx::sync_some<128>(barrier);
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {
     float4 top = tops.load(n);

@@ -79,20 +79,6 @@ __device__ __forceinline__ void store_matrices_transposed(std::uint32_t address,
                : "memory");
 }
 
-/// Barrier `id` of 128 threads.
-__device__ __forceinline__ void sync_group(int id) {
-  asm volatile("barrier.cta.sync %0, 128;" ::"r"(id) : "memory");
-}
-/// The same; whether any of the threads says yes.
-__device__ __forceinline__ bool any_of_group(int id, bool yes) {
-  std::uint32_t any;
-  asm volatile("{.reg .pred p, q; setp.ne.b32 p, %2, 0; barrier.cta.red.or.pred q, %1, 128, p; selp.u32 %0, 1, 0, q;}"
-               : "=r"(any)
-               : "r"(id), "r"(yes ? 1U : 0U)
-               : "memory");
-  return any != 0;
-}
-
 /// base + a * b, as one instruction.
 __device__ __forceinline__ const std::uint8_t* multiply_add_wide(std::int32_t a, std::int32_t b,
                                                                  const std::uint8_t* base) {
