@@ -31,8 +31,9 @@ DecodeShape decode_shape(const AttentionProblem& p) {
   s.max_q = static_cast<std::int32_t>(p.max_q);
   s.max_kv = static_cast<std::int32_t>(p.max_kv);
   s.fixed_split_keys = p.batch_invariant ? static_cast<std::int32_t>(kFixedSplitKeys) : 0;
-  s.verify = p.page_size % kVerifyPage == 0 && p.mask == MaskTensor::none && !p.alibi && p.softcap == 0.0F &&
-             !keeps_wide_tokens(p.recipe);
+  const bool rare = p.mask != MaskTensor::none || p.alibi || p.softcap > 0.0F || keeps_wide_tokens(p.recipe) ||
+                    p.recipe.v_mean == VMean::page;
+  s.verify = !rare && p.page_size % kVerifyPage == 0;
   return s;
 }
 
