@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "tests/cuda/support/device_call.hpp"
 
@@ -43,11 +44,12 @@ class Memories : public testing::TestWithParam<const char*> {
   static std::string format() { return GetParam(); }
 };
 
-/// 65 sequences of 1 to 65 keys: every length up to two tiles and one.
+/// 65 sequences of 1 to 65 keys: every length up to two tiles and one. 4 and 16 rows of a KV head.
 TEST_P(Memories, PastALengthMayHoldAnything) {
   constexpr std::int64_t kBatch = 65;
-  const Tensor q = gaussian({kBatch, 2, 4, 128}, 1), k = gaussian({kBatch, kBatch, 2, 128}, 2);
-  for (const std::int64_t page : {16, 64}) {
+  const Tensor k = gaussian({kBatch, kBatch, 2, 128}, 2);
+  for (const auto& [page, heads] : {std::pair<std::int64_t, std::int64_t>{16, 4}, {64, 4}, {16, 16}, {64, 16}}) {
+    const Tensor q = gaussian({kBatch, 2, heads, 128}, 1);
     std::vector<std::int64_t> lengths(kBatch);
     std::iota(lengths.begin(), lengths.end(), 1);
     Case c(q, k, gaussian(k.shape, 3), {format(), page, lengths});
@@ -67,13 +69,14 @@ TEST_P(Memories, PastALengthMayHoldAnything) {
       c.tensors.cache.page_table = table.data();
       DeviceCall poisoned(c);
       ASSERT_TRUE(poisoned.run().ok());
-      EXPECT_EQ(result_bits(poisoned), result_bits(zeros)) << "page " << page << ", value " << value;
+      EXPECT_EQ(result_bits(poisoned), result_bits(zeros))
+          << "page " << page << ", " << heads << " heads, value " << value;
     }
   }
 }
 
 TEST_P(Memories, PagesLieInAnyOrder) {
-  const Tensor q = gaussian({2, 1, 8, 128}, 4), k = gaussian({2, 300, 2, 128}, 5);
+  const Tensor q = gaussian({2, 3, 8, 128}, 4), k = gaussian({2, 300, 2, 128}, 5);
   Case c(q, k, gaussian(k.shape, 6), {format(), 16, {300, 123}});
   DeviceCall straight(c);
   ASSERT_TRUE(straight.run().ok());

@@ -70,6 +70,27 @@ void check_formats(const char* k, const char* v, int head_dim) {
   run("sinks", [](CaseShape& s) { s.batch = 2, s.lengths = {900, 0}, s.sinks = true; });
   run("fixed split", [](CaseShape& s) { s.batch = 3, s.lengths = {5000, 100, 2048}, s.fixed_split_keys = 512; });
 
+  // 12, 32, 64 and 80 rows of a KV head.
+  for (const int sq : {3, 8, 16, 20}) {
+    char name[60];
+    const auto rows = [&](const char* what, auto&& change) {
+      std::snprintf(name, sizeof(name), "%d rows, %s", 4 * sq, what);
+      run(name, [&](CaseShape& s) {
+        s.sq = sq, s.causal = true;
+        change(s);
+      });
+    };
+    rows("ragged", [](CaseShape& s) { s.batch = 5, s.lengths = {1000, 0, 63, 64, 2049}; });
+    rows("several splits", [](CaseShape& s) { s.lengths = {5000}; });
+    rows("40 sequences", [](CaseShape& s) { s.batch = 40, s.lengths.assign(40, 270); });
+    rows("all keys", [](CaseShape& s) { s.lengths = {512}, s.causal = false; });
+    rows("pages of 16", [](CaseShape& s) { s.lengths = {777}, s.page_size = 16; });
+    rows("pages of 48", [](CaseShape& s) { s.lengths = {777}, s.page_size = 48; });
+    rows("bias channel in K", [](CaseShape& s) { s.lengths = {700}, s.data = Data::k_bias; });
+    rows("window and sinks", [](CaseShape& s) { s.lengths = {900}, s.window_left = 100, s.sinks = true; });
+    rows("fixed split", [](CaseShape& s) { s.batch = 3, s.lengths = {5000, 100, 2048}, s.fixed_split_keys = 512; });
+  }
+
   // From 192 to 1040 outputs: two and four teams a block, one whole output for each, or parts, or several.
   for (const int batch : {24, 32, 40, 64, 130}) {
     char name[40];

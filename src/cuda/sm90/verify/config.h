@@ -20,8 +20,8 @@ struct VerifyConfig {
   static constexpr int kTeams = 1;
   static constexpr int kKeyRowBytes = kD * kKeyInfo.bits / 8, kValueRowBytes = kD * kValueInfo.bits / 8;
   static constexpr int kScores = kRows / 2;  // of a thread: keys g, g + 8 of its warp's 16, columns 8 n + 2 t + j
-  static constexpr int kHalves = kD / 64;    // outputs are kHalves x 64 channels
-  static constexpr int kKeyWords = kD / 32;  // of 8 codes, of a thread and key
+  static constexpr int kHalves = 2;          // of 64 channels
+  static_assert(kD == 128 && kKeyInfo.bits == 4 && kValueInfo.bits == 4);
 
   // A stage: codes of K, codes of V, scales of K, scales of V.
   static constexpr int kKeyScaleBytes = scale_bytes(kKeyScale, kD), kValueScaleBytes = scale_bytes(kValueScale, kD);

@@ -70,12 +70,9 @@ __device__ __forceinline__ void put_group(const Exchange<Config>& exchange, cons
     for (int j = 0; j < 2; ++j) {
       const int row = n * 8 + 2 * t + j;
       if (row >= rows) continue;
-#pragma unroll
-      for (int c = 0; c < Config::kHalves / 2; ++c) {
-        const auto &a = state.out[2 * c], &b = state.out[2 * c + 1];
-        *exchange.out(warp / 4, row, (warp % 4 + 4 * c) * 8 + g) =
-            make_float4(a[n * 4 + j] * unit, a[n * 4 + 2 + j] * unit, b[n * 4 + j] * unit, b[n * 4 + 2 + j] * unit);
-      }
+      const auto &a = state.out[0], &b = state.out[1];
+      *exchange.out(warp / 4, row, warp % 4 * 8 + g) =
+          make_float4(a[n * 4 + j] * unit, a[n * 4 + 2 + j] * unit, b[n * 4 + j] * unit, b[n * 4 + 2 + j] * unit);
     }
   }
 }

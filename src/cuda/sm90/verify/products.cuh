@@ -17,25 +17,20 @@ namespace mpfa::sm90 {
 /// Byte offset in q's operand of pair k (codes k and k + 4) of word `word` of the 32-channel chunk `chunk` of a row.
 template <class Config>
 __device__ __forceinline__ std::uint32_t query_place(int row, int chunk, int word, int k) {
-  const int t = chunk % 4, m = chunk / 4 * 4 + word;
-  const int step = 2 * m + k / 2, inner = k % 2;
-  return static_cast<std::uint32_t>(((step * 2 + inner) * Config::kRows + row) * 16 + t * 4);
+  const int step = 2 * word + k / 2, inner = k % 2;
+  return static_cast<std::uint32_t>(((step * 2 + inner) * Config::kRows + row) * 16 + chunk * 4);
 }
 
 /// Codes of a thread's keys g and g + 8, and their scales as stored.
 template <class Config>
 struct KeyCodes {
-  uint4 codes[2][Config::kKeyWords / 4];
+  uint4 codes[2];
   typename KeyScales<Config>::Stored scales;
 
   __device__ __forceinline__ void load(std::uint32_t stage, const Lane<Config>& own) {
     scales.load(stage + own.key_scales);
-#pragma unroll
-    for (int i = 0; i < Config::kKeyWords / 4; ++i) {
-      const std::uint32_t at = (stage + own.keys) ^ (i * 64);
-      codes[0][i] = ptx::load_shared_words(at);
-      codes[1][i] = ptx::load_shared_words(at + 8 * Config::kKeyRowBytes);
-    }
+    codes[0] = ptx::load_shared_words(stage + own.keys);
+    codes[1] = ptx::load_shared_words(stage + own.keys + 8 * Config::kKeyRowBytes);
   }
 };
 
@@ -43,29 +38,25 @@ struct KeyCodes {
 template <class Config>
 __device__ __forceinline__ void start_scores(const KeyCodes<Config>& keys, std::uint32_t queries,
                                              const KeyScales<Config>& scales, float (&x)[Config::kScores]) {
+  const uint4 low = keys.codes[0], high = keys.codes[1];
+  const std::uint32_t words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
 #pragma unroll
-  for (int i = 0; i < Config::kKeyWords / 4; ++i) {
-    const uint4 low = keys.codes[0][i], high = keys.codes[1][i];
-    const std::uint32_t words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
+  for (int m = 0; m < 4; ++m) {
+    std::uint32_t f[2][4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int m = 4 * i + j;
-      std::uint32_t f[2][4];
+    for (int k = 0; k < 2; ++k) {
+      expand_e2m1(words[k][m], f[k]);
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        expand_e2m1(words[k][j], f[k]);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) f[k][c] = multiply_half2(f[k][c], scales(k, m));
-      }
-      ptx::fence_mma();
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        const std::uint32_t a[4] = {f[0][2 * s], f[1][2 * s], f[0][2 * s + 1], f[1][2 * s + 1]};
-        ptx::multiply_async(x, a, queries + (2 * m + s) * 2 * Config::kRows, m + s > 0 ? 1 : 0);
-      }
-      ptx::commit_mma();
-      if (m == 0) ptx::wait_mma<1>();  // frees the registers of what was started before
+      for (int i = 0; i < 4; ++i) f[k][i] = multiply_half2(f[k][i], scales(k, m));
     }
+    ptx::fence_mma();
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const std::uint32_t a[4] = {f[0][2 * s], f[1][2 * s], f[0][2 * s + 1], f[1][2 * s + 1]};
+      ptx::multiply_async(x, a, queries + (2 * m + s) * 2 * Config::kRows, m + s > 0 ? 1 : 0);
+    }
+    ptx::commit_mma();
+    if (m == 0) ptx::wait_mma<1>();  // frees the registers of what was started before
   }
 }
 
@@ -76,24 +67,21 @@ struct ValueSteps {
 
   /// codes: of the lane's key; which: the first or second 32 keys of the tile.
   __device__ __forceinline__ void load(std::uint32_t codes, const ValueScales<Config>& scales, int which) {
+    std::uint32_t w[4];
+    ptx::load_matrices_transposed(w, codes + which * 32 * Config::kValueRowBytes);
 #pragma unroll
-    for (int c = 0; c < Config::kHalves / 2; ++c) {
-      std::uint32_t w[4];
-      ptx::load_matrices_transposed(w, (codes ^ (c * 64)) + which * 32 * Config::kValueRowBytes);
+    for (int s = 0; s < 2; ++s) {
+      std::uint32_t f[2][4];
 #pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        std::uint32_t f[2][4];
+      for (int r = 0; r < 2; ++r) {
+        expand_e2m1(w[2 * s + r], f[r]);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          expand_e2m1(w[2 * s + r], f[r]);
+        for (int i = 0; i < 4; ++i) f[r][i] = multiply_half2(f[r][i], scales.pair[4 * which + 2 * s + r]);
+      }
 #pragma unroll
-          for (int i = 0; i < 4; ++i) f[r][i] = multiply_half2(f[r][i], scales.pair[4 * which + 2 * s + r]);
-        }
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          a[s][2 * c + h][0] = f[0][2 * h], a[s][2 * c + h][1] = f[0][2 * h + 1];
-          a[s][2 * c + h][2] = f[1][2 * h], a[s][2 * c + h][3] = f[1][2 * h + 1];
-        }
+      for (int h = 0; h < Config::kHalves; ++h) {
+        a[s][h][0] = f[0][2 * h], a[s][h][1] = f[0][2 * h + 1];
+        a[s][h][2] = f[1][2 * h], a[s][h][3] = f[1][2 * h + 1];
       }
     }
   }

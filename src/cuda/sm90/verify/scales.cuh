@@ -12,8 +12,9 @@ namespace mpfa::sm90 {
 
 // The f16 of an e8m0 scale has exponent field 30 for K's largest of a key; blocks 2^25 below it lose digits.
 inline constexpr std::int32_t kTopField = 30;
-// V's exponent has field 25, so that codes up to 5 above it need no new one; 2^20 below it blocks lose digits.
-inline constexpr std::int32_t kFollowedField = 25, kLargestFollowed = 245, kNoneFollowed = -1000;
+// V's exponent has field 25, so that codes up to 5 above it need no new one; 2^20 below it blocks lose digits. With the
+// largest one code 254 still fits.
+inline constexpr std::int32_t kFollowedField = 25, kLargestFollowed = 249, kNoneFollowed = -1000;
 inline constexpr std::uint32_t kHalfNan = 0x7E00U;
 
 /// What turns codes times scales of K into values, apart from the factor of the key.
@@ -52,64 +53,53 @@ struct Lane {
 template <class Config>
 struct KeyScales {
   static constexpr bool kOfKey = Config::kKeyScale == ScaleKind::e8m0;
-  static constexpr int kCount = Config::kKeyWords * (kOfKey ? 1 : 2) / 4;
+  static constexpr int kCount = kOfKey ? 1 : 2;
   std::uint32_t pair[2][kCount];  // f16 twice
   float key[2];                   // kOfKey: what multiplies scores
 
   /// Stored ones: all of keys g and g + 8, or those of the thread's channels.
   struct Stored {
-    std::uint32_t w[2][kOfKey ? kCount : 1];
+    std::uint32_t w[2];
 
     __device__ __forceinline__ void load(std::uint32_t at) {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const std::uint32_t from = at + k * 8 * Config::kKeyScaleBytes;
         if constexpr (kOfKey) {
-          load_words(w[k], from);
+          asm volatile("ld.shared.u32 %0, [%1];" : "=r"(w[k]) : "r"(from));
         } else {
           std::uint16_t two;
           asm volatile("ld.shared.u16 %0, [%1];" : "=h"(two) : "r"(from));
-          w[k][0] = two;
+          w[k] = two;
         }
       }
     }
   };
 
   __device__ __forceinline__ void take(const Stored& stored, const Lane<Config>& own) {
-    const auto& w = stored.w;
+    const std::uint32_t low = stored.w[0], high = stored.w[1];
     if constexpr (kOfKey) {
-      // The largest byte of a key, in both halves of a word for the two keys.
-      std::uint32_t most[2] = {__vmaxu2(w[0][0], w[0][0] << 8), __vmaxu2(w[1][0], w[1][0] << 8)};
-#pragma unroll
-      for (int i = 1; i < kCount; ++i) {
-#pragma unroll
-        for (int k = 0; k < 2; ++k) most[k] = __vmaxu2(most[k], __vmaxu2(w[k][i], w[k][i] << 8));
-      }
-      const std::uint32_t both = __vmaxu2(__byte_perm(most[0], most[1], 0x5410), __byte_perm(most[0], most[1], 0x7632));
+      // The largest byte of a key, then of both keys in the halves of a word.
+      const std::uint32_t a = __vmaxu2(low, low << 8), b = __vmaxu2(high, high << 8);
+      const std::uint32_t both = __vmaxu2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
       const std::uint32_t top = __byte_perm(both, 0, 0x4341);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const std::uint32_t code = __byte_perm(w[0][i], w[1][i], own.key_select) & 0x00FF00FFU;
-        // 0x100 keeps the halves of the difference apart.
-        constexpr std::uint32_t kOffset = (0x100U + kTopField) * 0x10001U;
-        const std::uint32_t field = __viaddmax_s16x2(code + kOffset - top, 0xFF00FF00U, 0U);
-        pair[0][i] = __byte_perm(field << 10, 0, 0x1010);
-        pair[1][i] = __byte_perm(field << 10, 0, 0x3232);
-      }
+      const std::uint32_t code = __byte_perm(low, high, own.key_select) & 0x00FF00FFU;
+      // 0x100 keeps the halves of the difference apart.
+      constexpr std::uint32_t kOffset = (0x100U + kTopField) * 0x10001U;
+      const std::uint32_t bits = __viaddmax_s16x2(code + kOffset - top, 0xFF00FF00U, 0U) << 10;
+      pair[0][0] = __byte_perm(bits, 0, 0x1010), pair[1][0] = __byte_perm(bits, 0, 0x3232);
       key[0] = __uint_as_float(top << 23), key[1] = __uint_as_float(top << 7 & 0x7F800000U);
     } else {
-      static_assert(kCount == 2);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const std::uint32_t halves = e4m3_pair(w[k][0]);
-        pair[k][0] = __byte_perm(halves, 0, 0x1010);
-        pair[k][1] = __byte_perm(halves, 0, 0x3232);
+        const std::uint32_t halves = e4m3_pair(stored.w[k]);
+        pair[k][0] = __byte_perm(halves, 0, 0x1010), pair[k][1] = __byte_perm(halves, 0, 0x3232);
       }
     }
   }
   /// Of word m.
   __device__ __forceinline__ std::uint32_t operator()(int k, int m) const {
-    return pair[k][kOfKey ? m / 4 : m / 2];
+    return pair[k][kOfKey ? 0 : m / 2];
   }
 
   /// A score times the factor of its key g + 8 k; NaN if that is infinite, which stands for a NaN.

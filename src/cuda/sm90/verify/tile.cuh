@@ -19,23 +19,20 @@ class GroupPages {
   __device__ __forceinline__ void enter(std::int32_t head) {
     const DecodeParams& p = *p_;
     const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    k_ = p.k.data + head * p.k.data_head + lane / kKeyChunks * p.k.data_row + lane % kKeyChunks * 16U;
-    v_ = p.v.data + head * p.v.data_head + lane / kValueChunks * p.v.data_row + lane % kValueChunks * 16U;
+    const auto row = static_cast<std::int64_t>(lane / kRowChunks), chunk = static_cast<std::int64_t>(lane % kRowChunks);
+    k_ = p.k.data + head * p.k.data_head + row * p.k.data_row + chunk * 16;
+    v_ = p.v.data + head * p.v.data_head + row * p.v.data_row + chunk * 16;
     // Lanes 0 to 15 copy the scales of K, the others those of V.
     const DecodePages& scaled = lane < 16 ? p.k : p.v;
     scales_ = scaled.scales + head * scaled.scale_head + static_cast<std::int64_t>(lane % 16) * scaled.scale_row;
     scale_page_ = scaled.scale_page, scale_row_ = scaled.scale_row;
-    key_to_ = code_offset<Config::kKeyRowBytes>(16 * warp + lane / kKeyChunks, lane % kKeyChunks);
-    value_to_ =
-        Config::kValuesAt + code_offset<Config::kValueRowBytes>(16 * warp + lane / kValueChunks, lane % kValueChunks);
-    const std::uint32_t key = 16 * warp + lane % 16;
-    scale_to_ = lane < 16 ? Config::kKeyScalesAt + key * Config::kKeyScaleBytes
-                          : Config::kValueScalesAt + key * Config::kValueScaleBytes;
+    to_ = code_offset<Config::kKeyRowBytes>(kVerifyPage * warp + lane / kRowChunks, lane % kRowChunks);
+    scale_to_ = (lane < 16 ? Config::kKeyScalesAt : Config::kValueScalesAt) +
+                (kVerifyPage * warp + lane % 16) * Config::kKeyScaleBytes;
     ptx::keep_in_register(k_);
     ptx::keep_in_register(v_);
     ptx::keep_in_register(scales_);
-    ptx::keep_in_register(key_to_);
-    if constexpr (!kAlike) ptx::keep_in_register(value_to_);
+    ptx::keep_in_register(to_);
     ptx::keep_in_register(scale_to_);
   }
 
@@ -52,33 +49,25 @@ class GroupPages {
       return ptx::multiply_add_wide(place.slot, row, ptx::multiply_add_wide(place.page, page, base));
     };
     const std::uint8_t *k = at(k_, p_->k.data_page, p_->k.data_row), *v = at(v_, p_->v.data_page, p_->v.data_row);
+    constexpr std::uint32_t kRows = 32 / kRowChunks;
 #pragma unroll
-    for (std::uint32_t r = 0; r < kKeyChunks / 2; ++r) {
-      ptx::copy_async16(stage + copy_offset<kKeyChunks>(key_to_, r), k + r * (32 / kKeyChunks) * p_->k.data_row);
+    for (std::uint32_t r = 0; r < kVerifyPage / kRows; ++r) {
+      const std::uint32_t to = stage + to_ + r * 512;
+      const std::int64_t rows = r * kRows;
+      ptx::copy_async16(to, k + rows * p_->k.data_row);
+      ptx::copy_async16(to + Config::kValuesAt, v + rows * p_->v.data_row);
     }
-    const std::uint32_t value_to = kAlike ? key_to_ + Config::kValuesAt : value_to_;
-#pragma unroll
-    for (std::uint32_t r = 0; r < kValueChunks / 2; ++r) {
-      ptx::copy_async16(stage + copy_offset<kValueChunks>(value_to, r), v + r * (32 / kValueChunks) * p_->v.data_row);
-    }
-    const std::uint8_t* scales = at(scales_, scale_page_, scale_row_);
-    static_assert(Config::kKeyScaleBytes == Config::kValueScaleBytes);
-    ptx::copy_async_small<Config::kKeyScaleBytes>(stage + scale_to_, scales);
+    ptx::copy_async_small<Config::kKeyScaleBytes>(stage + scale_to_, at(scales_, scale_page_, scale_row_));
   }
 
  private:
-  static constexpr bool kAlike = Config::kKeyRowBytes == Config::kValueRowBytes;
-  static constexpr std::uint32_t kKeyChunks = Config::kKeyRowBytes / 16, kValueChunks = Config::kValueRowBytes / 16;
-
-  /// Where copy r of 512 bytes puts the lane's 16, from where copy 0 does.
-  template <std::uint32_t kRowChunks>
-  __device__ __forceinline__ static std::uint32_t copy_offset(std::uint32_t first, std::uint32_t r) {
-    return (first ^ (kRowChunks < 8 ? 0U : r * (32 / kRowChunks) % 8 * 16)) + r * 512;
-  }
+  static constexpr std::uint32_t kRowChunks = Config::kKeyRowBytes / 16;
+  static_assert(kRowChunks == 4 && Config::kKeyRowBytes == Config::kValueRowBytes);
+  static_assert(Config::kKeyScaleBytes == Config::kValueScaleBytes);
 
   const DecodeParams* p_;
   std::int32_t scale_page_, scale_row_;
-  std::uint32_t key_to_, value_to_, scale_to_;
+  std::uint32_t to_, scale_to_;  // offsets in a stage
   const std::uint8_t *k_, *v_, *scales_;
 };
 
