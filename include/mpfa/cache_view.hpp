@@ -86,7 +86,7 @@ struct CacheView {
   const std::uint16_t* v_page_means = nullptr;
   std::int64_t v_page_mean_page_stride = 0, v_page_mean_head_stride = 0;
 
-  const std::int32_t* page_table = nullptr;  // [batch, page_table_stride]; entries past a length are never read
+  const std::int32_t* page_table = nullptr;  // [batch, page_table_stride]; entries past a length may be anything
   std::int64_t page_table_stride = 0;
   const std::int64_t* lengths = nullptr;    // [batch] tokens
   const SequenceView* sequences = nullptr;  // [batch] or null: no centring, no bf16 tokens, all packed

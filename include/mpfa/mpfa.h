@@ -254,7 +254,7 @@ typedef struct mpfa_cache_view {
   const void* rank_one;  /* [num_pages, kv_heads, page_size, group] or NULL; strides in elements */
   int32_t rank_one_wide; /* 1: fp32, 0: bf16 bits */
   int64_t rank_one_page_stride, rank_one_head_stride, group; /* group = q_heads / kv_heads */
-  const int32_t* page_table; /* [batch, page_table_stride]; entries past a length are never read */
+  const int32_t* page_table; /* [batch, page_table_stride]; entries past a length may be anything */
   int64_t page_table_stride;
   const int64_t* lengths;              /* [batch] tokens */
   const mpfa_sequence_view* sequences; /* [batch] or NULL */
