@@ -32,6 +32,7 @@ DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_
 
 /// Teams of a block for `outputs`. A fixed split has one, since its sums must not depend on the number of outputs.
 std::int32_t choose_teams(const DecodeShape& shape, const DecodeLaunch& l, std::int64_t outputs) {
+  if (l.verify && l.fixed_split == 0) return verify_teams(l.row_tiles, outputs, l.blocks);
   if (l.row_tiles > 1 || l.fixed_split > 0 || outputs <= l.blocks) return 1;
   for (const std::int32_t teams : {2, 4}) {  // a whole output for each
     if (outputs <= teams * l.blocks && outputs * 17 >= teams * l.blocks * 16) return teams;
@@ -135,7 +136,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
       params.finishes_logits != 0 || params.page_means != nullptr || shape.head_dim != kernel_head_dim(shape.head_dim);
   const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
   const DecodeKernel kernel = launch.verify
-                                  ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles)
+                                  ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles, launch.teams)
                                   : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
   std::int32_t blocks = launch.blocks;
   const std::int32_t teams = blocks * kernel.teams;

@@ -6,7 +6,8 @@
 
 namespace mpfa::sm90 {
 
-template <int kHeadDim, Operand kKeyOperand, Operand kValueOperand, int kRowTileCount>
+/// kTeamCount: teams of warpgroups in a block, see decode/team.cuh.
+template <int kHeadDim, Operand kKeyOperand, Operand kValueOperand, int kRowTileCount, int kTeamCount = 1>
 struct VerifyConfig {
   static constexpr int kD = kHeadDim;
   static constexpr Operand kKey = kKeyOperand, kValue = kValueOperand;
@@ -16,8 +17,9 @@ struct VerifyConfig {
   static constexpr bool kRankOne = false, kPlain = false, kGeneral = false;
   static constexpr int kRowTiles = kRowTileCount, kRows = 8 * kRowTiles, kChunks = kD / 32;
 
-  static constexpr int kGroups = verify_groups(kRowTiles), kWarps = 4 * kGroups, kThreads = 32 * kWarps;
-  static constexpr int kTeams = 1;
+  static constexpr int kBlockGroups = verify_groups(kRowTiles), kBlockThreads = 128 * kBlockGroups;
+  static constexpr int kTeams = kTeamCount, kGroups = kBlockGroups / kTeams;
+  static constexpr int kWarps = 4 * kGroups, kThreads = 32 * kWarps;  // of a team
   static constexpr int kKeyRowBytes = kD * kKeyInfo.bits / 8, kValueRowBytes = kD * kValueInfo.bits / 8;
   static constexpr int kScores = kRows / 2;  // of a thread: keys g, g + 8 of its warp's 16, columns 8 n + 2 t + j
   static constexpr int kHalves = 2;          // of 64 channels
@@ -35,8 +37,9 @@ struct VerifyConfig {
   static constexpr int kOtherGroupBytes = 2 * kProbabilityBytes + 4 * (kScratchBytes + kRows * 8 + kRows * 4);
   static constexpr int kQueryBytes = kRowTiles * kChunks * 512;
   static constexpr int kMostSharedBytes = 227 * 1024;
-  static constexpr int kBlockBytes = kQueryBytes + 8 * kRows * 4 + 256 + 2 * kWarps * kRows * 4;
-  static constexpr int kStages = ((kMostSharedBytes - kBlockBytes) / kGroups - kOtherGroupBytes) / kStageBytes;
+  static constexpr int kOtherBytes = kQueryBytes + 8 * kRows * 4 + 256 + 2 * kWarps * kRows * 4;
+  static constexpr int kStages =
+      ((kMostSharedBytes / kTeams - kOtherBytes - 128) / kGroups - kOtherGroupBytes) / kStageBytes;
   static constexpr int kProbabilitiesAt = kStages * kStageBytes, kScratchAt = kProbabilitiesAt + 2 * kProbabilityBytes;
   static constexpr int kTopsAt = kScratchAt + 4 * kScratchBytes, kWarpMaximaAt = kTopsAt + 4 * kRows * 8;
   static constexpr int kGroupBytes = kProbabilitiesAt + kOtherGroupBytes;
@@ -46,7 +49,8 @@ struct VerifyConfig {
   static_assert(kStages >= 3 && kEarlyStages >= 1);
 
   static constexpr int kWarpBytes = kGroupBytes;  // of Exchange::out, whose parts are those of groups
-  static constexpr int kRingBytes = kGroups * kGroupBytes, kSharedBytes = kRingBytes + kBlockBytes;
+  static constexpr int kRingBytes = kGroups * kGroupBytes;
+  static constexpr int kTeamBytes = (kRingBytes + kOtherBytes + 127) / 128 * 128, kSharedBytes = kTeams * kTeamBytes;
   static_assert(kStageBytes % 128 == 0 && kGroupBytes % 128 == 0 && kSharedBytes <= kMostSharedBytes);
 };
 

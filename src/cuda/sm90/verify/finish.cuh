@@ -44,7 +44,7 @@ __device__ __forceinline__ float group_value_unit(const GroupState<Config>& stat
 template <class Config>
 __device__ __forceinline__ void put_group(const Exchange<Config>& exchange, const RowTops<Config>& tops,
                                           GroupState<Config>& state, bool bad_page, std::int32_t rows) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int warp = team_warp<Config>(), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool bad = __any_sync(0xFFFFFFFFU, bad_page);
   const float unit = group_value_unit<Config>(state);
 #pragma unroll
@@ -63,7 +63,7 @@ __device__ __forceinline__ void put_group(const Exchange<Config>& exchange, cons
       }
     }
   }
-  ptx::sync_some<128>(1 + warp / 4);  // the maxima are read, which lie where outputs go
+  ptx::sync_some<128>(group_barrier());  // the maxima are read, which lie where outputs go
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
@@ -178,14 +178,14 @@ __device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const 
                                                    bool bad_page) {
   constexpr int kQuads = Config::kD / 4;
   const std::int32_t row0 = piece.row_block * Config::kRows, rows = min(Config::kRows, s.sq * p.group - row0);
-  const int warp = threadIdx.x / 32;
+  const int warp = team_warp<Config>(), thread = warp * 32 + static_cast<int>(threadIdx.x % 32);
   const std::uint32_t memory = ptx::shared_address(exchange.ring) + warp / 4 * Config::kGroupBytes;
   auto* finishes = reinterpret_cast<RowFinish*>(exchange.queries);
   auto* maxima = reinterpret_cast<float*>(finishes + Config::kRows);
   put_group<Config>(exchange, {memory + Config::kTopsAt + warp % 4 * Config::kRows * 8}, state, bad_page, rows);
-  __syncthreads();
+  sync_team<Config>();
   const std::int64_t at = static_cast<std::int64_t>(piece.slot) * Config::kRows;
-  for (int row = threadIdx.x; row < rows; row += Config::kThreads) {
+  for (int row = thread; row < rows; row += Config::kThreads) {
     const float2 all = weigh_groups<Config>(exchange, row);
     if (piece.count > 1) {
       p.partial_state[at + row] = all;
@@ -194,9 +194,9 @@ __device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const 
                                          lse_shift(p, exchange, row));
     }
   }
-  __syncthreads();
+  sync_team<Config>();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < rows * kQuads; i += Config::kThreads) {
+  for (int i = thread; i < rows * kQuads; i += Config::kThreads) {
     const int row = i / kQuads, quad = i % kQuads;
     float4 x = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
 #pragma unroll
@@ -221,9 +221,9 @@ __device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const 
       finishes[row] = finish_row<Config>(p, s, piece, place_row(p, piece.head, row0 + row), all.x, all.y,
                                          lse_shift(p, exchange, row));
     }
-    __syncthreads();
+    sync_team<Config>();
 #pragma unroll 1
-    for (int i = threadIdx.x; i < rows * kQuads; i += Config::kThreads) {
+    for (int i = thread; i < rows * kQuads; i += Config::kThreads) {
       const int row = i / kQuads;
       float4 x = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
 #pragma unroll 4
@@ -234,7 +234,7 @@ __device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const 
       store_quad<Config>(p, s, piece, place_row(p, piece.head, row0 + row), i % kQuads, x, finishes[row]);
     }
   }
-  __syncthreads();
+  sync_team<Config>();
 }
 
 }  // namespace mpfa::sm90

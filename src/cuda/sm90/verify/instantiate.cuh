@@ -8,14 +8,24 @@ namespace mpfa::sm90 {
 
 template <class Config>
 DecodeKernel verify_kernel_of() {
-  return {reinterpret_cast<const void*>(&verify<Config>), Config::kSharedBytes, Config::kThreads};
+  return {reinterpret_cast<const void*>(&verify<Config>), Config::kSharedBytes, Config::kBlockThreads, Config::kTeams};
+}
+
+template <int kHeadDim, Operand kKey, Operand kValue, int kRowTiles>
+DecodeKernel verify_kernel_of(std::int32_t teams) {
+  constexpr int kGroups = verify_groups(kRowTiles);
+  if constexpr (kGroups == 4) {
+    if (teams == 2) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 2>>();
+  }
+  if (teams == kGroups) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, kGroups>>();
+  return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles>>();
 }
 
 template <int kHeadDim, Operand kKey, Operand kValue>
-DecodeKernel verify_kernel(std::int32_t row_tiles) {
-  if (row_tiles == 2) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, 2>>();
-  if (row_tiles == 4) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, 4>>();
-  return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, 8>>();
+DecodeKernel verify_kernel(std::int32_t row_tiles, std::int32_t teams) {
+  if (row_tiles == 2) return verify_kernel_of<kHeadDim, kKey, kValue, 2>(teams);
+  if (row_tiles == 4) return verify_kernel_of<kHeadDim, kKey, kValue, 4>(teams);
+  return verify_kernel_of<kHeadDim, kKey, kValue, 8>(teams);
 }
 
 }  // namespace mpfa::sm90

@@ -23,7 +23,7 @@ class GroupWalk {
     bad_page_ = false;
     const std::int32_t begin = (s.begin / kTileKeys + work.piece.first_tile) * kTileKeys;
     end_ = s.end > s.begin ? min(begin + work.piece.tiles * kTileKeys, s.end) : begin;
-    first_ = begin + static_cast<std::int32_t>(threadIdx.x / 128) * kVerifyKeys;
+    first_ = begin + team_warp<Config>() / 4 * kVerifyKeys;
     count_ = (end_ - first_ + kStep - 1) / kStep;
     full_begin_ = s.all_begin, full_end_ = min(s.all_end, end_);
 #pragma unroll
@@ -34,7 +34,7 @@ class GroupWalk {
   __device__ __forceinline__ void run(const Exchange<Config>& exchange, const Work& work, std::uint32_t memory,
                                       GroupState<Config>& state) {
     const std::uint32_t warp = threadIdx.x / 32 % 4;
-    const int barrier = 1 + static_cast<int>(threadIdx.x / 128);
+    const int barrier = group_barrier();
     memory = uniform(memory);
     first_ = uniform(first_), end_ = uniform(end_), count_ = uniform(count_);
     full_begin_ = uniform(full_begin_), full_end_ = uniform(full_end_);
@@ -191,10 +191,10 @@ class GroupWalk {
 };
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1) verify(const __grid_constant__ DecodeParams p) {
+__global__ void __launch_bounds__(Config::kBlockThreads, 1) verify(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
-  const Exchange<Config> exchange(shared);
-  const std::uint32_t memory = ptx::shared_address(shared) + (threadIdx.x / 128) * Config::kGroupBytes;
+  const Exchange<Config> exchange(shared + team_of_block<Config>() * Config::kTeamBytes);
+  const std::uint32_t memory = ptx::shared_address(exchange.ring) + team_warp<Config>() / 4 * Config::kGroupBytes;
   GroupState<Config> state;
   GroupWalk<Config> walk(p);
   for (int round = 0;; ++round) {
@@ -214,10 +214,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1) verify(const __grid_const
     if (!first) finish_group_piece<Config>(p, done.sequence, done.piece, exchange, state, bad_page);
     if (!more) break;
     load_shifts<Config>(p, work.sequence, work.piece, exchange);
-    if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.taken, 1);
+    if (threadIdx.x % Config::kThreads == 0 && work.ends_chunk != 0 && work.last == 0) {
+      *exchange.taken = atomicAdd(p.taken, 1);
+    }
     clear_state<Config>(state);
     store_group_query<Config>(p, work, query, exchange);
-    __syncthreads();
+    sync_team<Config>();
     walk.run(exchange, work, memory, state);
   }
 }

@@ -9,9 +9,10 @@
 namespace mpfa::sm90 {
 
 template <int kHeadDim, Operand kKey, Operand kValue>
-[[nodiscard]] DecodeKernel verify_kernel(std::int32_t row_tiles);
+[[nodiscard]] DecodeKernel verify_kernel(std::int32_t row_tiles, std::int32_t teams);
 
 /// The kernel for a shape that has one.
-[[nodiscard]] DecodeKernel verify_kernel(std::int32_t head_dim, OperandPair operands, std::int32_t row_tiles);
+[[nodiscard]] DecodeKernel verify_kernel(std::int32_t head_dim, OperandPair operands, std::int32_t row_tiles,
+                                         std::int32_t teams);
 
 }  // namespace mpfa::sm90

@@ -25,6 +25,13 @@ constexpr std::int32_t verify_row_tiles(std::int64_t rows) {
   return rows <= 16 ? 2 : rows <= 32 ? 4 : 8;
 }
 
+/// Teams of a block for `outputs`: two, or as many as there are warpgroups, when outputs are more than blocks.
+constexpr std::int32_t verify_teams(std::int32_t row_tiles, std::int64_t outputs, std::int64_t blocks) {
+  const std::int32_t groups = verify_groups(row_tiles);
+  if (outputs <= blocks) return 1;
+  return outputs <= 2 * blocks ? (groups == 3 ? 1 : 2) : groups;
+}
+
 /// Bytes of the scales of a token and head.
 constexpr int scale_bytes(ScaleKind kind, int head_dim) {
   return kind == ScaleKind::e8m0 ? head_dim / 32 : kind == ScaleKind::e4m3 ? head_dim / 16 : 4;

@@ -14,6 +14,11 @@ namespace mpfa::sm90 {
 inline constexpr float kHeadroom = 3.0F;
 inline constexpr std::uint32_t kTwoOrMore = 0x40004000U;
 
+/// Number of the barrier of a warpgroup; those before are of teams.
+__device__ __forceinline__ int group_barrier() {
+  return 8 + static_cast<int>(threadIdx.x / 128);
+}
+
 /// (factor, maximum) of the rows of a warp in shared memory: 16 bytes for columns 2 t and 2 t + 1 of a row tile.
 template <class Config>
 struct RowTops {
