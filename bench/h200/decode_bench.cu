@@ -63,9 +63,8 @@ int main(int argc, char** argv) {
                                 {64, 32768}}) {
       row(format, b, kv, 32, 1);
     }
-    for (const int sq : {1, 2, 4}) row(format, 32, 16384, 32, sq);
-    row(format, 32, 16384, 64, 1);
-    row(format, 32, 16384, 64, 2);
+    for (const int sq : {1, 2, 4, 8}) row(format, 32, 16384, 32, sq);
+    for (const int sq : {1, 2, 4, 8}) row(format, 32, 16384, 64, sq);
   }
   return 0;
 }

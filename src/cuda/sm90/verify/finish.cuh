@@ -82,7 +82,7 @@ struct RowFinish {
   float scale, share;
 };
 
-/// Of a row with maximum `max` and `sum` of weights; writes its LSE.
+/// Of a row with maximum `max` and `sum` of weights; all lanes of a warp, of which the first writes its LSE.
 template <class Config>
 __device__ __forceinline__ RowFinish finish_row(const DecodeParams& p, const Sequence& s, const Piece& piece,
                                                 RowPlace place, float max, float sum, float shift) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ RowFinish finish_row(const DecodeParams& p, const Seq
     row.scale *= row.share;
     lse = total;
   }
-  if (p.lse != nullptr) {
+  if (p.lse != nullptr && threadIdx.x % 32 == 0) {
     const std::int64_t at =
         p.cu_seqlens_q != nullptr
             ? place.head * p.lse_rows + s.first_row + place.token
@@ -130,18 +130,18 @@ __device__ __forceinline__ void store_quad(const DecodeParams& p, const Sequence
   }
 }
 
-/// Maximum and sum of a row over the warpgroups of the block. The weights of these take the place of their maxima.
+/// Maximum and sum of a row over the warpgroups of the block, and the weights of these.
 template <class Config>
-__device__ __forceinline__ float2 weigh_groups(const Exchange<Config>& exchange, int row) {
+__device__ __forceinline__ float2 weigh_groups(const Exchange<Config>& exchange, int row,
+                                               float (&weights)[Config::kGroups]) {
   float max = -FLT_MAX, sum = 0.0F;
 #pragma unroll
   for (int k = 0; k < Config::kGroups; ++k) max = fmaxf(max, exchange.max[4 * k * Config::kRows + row]);
 #pragma unroll
   for (int k = 0; k < Config::kGroups; ++k) {
-    float& own = exchange.max[4 * k * Config::kRows + row];
-    own = weight(own, max);
+    weights[k] = weight(exchange.max[4 * k * Config::kRows + row], max);
 #pragma unroll
-    for (int w = 0; w < 4; ++w) sum = fmaf(exchange.sum[(4 * k + w) * Config::kRows + row], own, sum);
+    for (int w = 0; w < 4; ++w) sum = fmaf(exchange.sum[(4 * k + w) * Config::kRows + row], weights[k], sum);
   }
   return make_float2(max, sum);
 }
@@ -170,68 +170,53 @@ __device__ __forceinline__ void add_weighted(float4& sum, float4 x, float w) {
   sum.z = fmaf(x.z, w, sum.z), sum.w = fmaf(x.w, w, sum.w);
 }
 
-/// Merges the warpgroups of the block and, in the last block of the output, the pieces. What is known of rows, once
-/// their maxima are, lies in the block's query memory, which is free.
+/// Merges the warpgroups of the block and, in the last block of the output, the pieces: a warp a row at a time, a lane
+/// four channels.
 template <class Config>
 __device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const Sequence& s, const Piece& piece,
                                                    const Exchange<Config>& exchange, GroupState<Config>& state,
                                                    bool bad_page) {
   constexpr int kQuads = Config::kD / 4;
+  static_assert(kQuads == 32);
   const std::int32_t row0 = piece.row_block * Config::kRows, rows = min(Config::kRows, s.sq * p.group - row0);
-  const int warp = team_warp<Config>(), thread = warp * 32 + static_cast<int>(threadIdx.x % 32);
+  const int warp = team_warp<Config>(), quad = static_cast<int>(threadIdx.x % 32);
   const std::uint32_t memory = ptx::shared_address(exchange.ring) + warp / 4 * Config::kGroupBytes;
-  auto* finishes = reinterpret_cast<RowFinish*>(exchange.queries);
-  auto* maxima = reinterpret_cast<float*>(finishes + Config::kRows);
   put_group<Config>(exchange, {memory + Config::kTopsAt + warp % 4 * Config::kRows * 8}, state, bad_page, rows);
   sync_team<Config>();
+  const auto store = [&](int row, float2 all, float4 x) {
+    const RowPlace place = place_row(p, piece.head, row0 + row);
+    const RowFinish finish = finish_row<Config>(p, s, piece, place, all.x, all.y, lse_shift(p, exchange, row));
+    store_quad<Config>(p, s, piece, place, quad, x, finish);
+  };
   const std::int64_t at = static_cast<std::int64_t>(piece.slot) * Config::kRows;
-  for (int row = thread; row < rows; row += Config::kThreads) {
-    const float2 all = weigh_groups<Config>(exchange, row);
-    if (piece.count > 1) {
-      p.partial_state[at + row] = all;
-    } else {
-      finishes[row] = finish_row<Config>(p, s, piece, place_row(p, piece.head, row0 + row), all.x, all.y,
-                                         lse_shift(p, exchange, row));
-    }
-  }
-  sync_team<Config>();
 #pragma unroll 1
-  for (int i = thread; i < rows * kQuads; i += Config::kThreads) {
-    const int row = i / kQuads, quad = i % kQuads;
+  for (int row = warp; row < rows; row += Config::kWarps) {
+    float weights[Config::kGroups];
+    const float2 all = weigh_groups<Config>(exchange, row, weights);
     float4 x = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
 #pragma unroll
-    for (int k = 0; k < Config::kGroups; ++k) {
-      add_weighted(x, *exchange.out(k, row, quad), exchange.max[4 * k * Config::kRows + row]);
-    }
-    if (piece.count > 1) {
-      reinterpret_cast<float4*>(p.partial_out)[at * kQuads + i] = x;
+    for (int k = 0; k < Config::kGroups; ++k) add_weighted(x, *exchange.out(k, row, quad), weights[k]);
+    if (piece.count == 1) {
+      store(row, all, x);
     } else {
-      store_quad<Config>(p, s, piece, place_row(p, piece.head, row0 + row), quad, x, finishes[row]);
+      reinterpret_cast<float4*>(p.partial_out)[(at + row) * kQuads + quad] = x;
+      if (quad == 0) p.partial_state[at + row] = all;
     }
   }
   if (piece.count > 1 && last_of_output<Config>(p, piece)) {
     const std::int64_t first = static_cast<std::int64_t>(piece.slot - piece.index) * Config::kRows;
-    const float2* states = p.partial_state + first;
-    const float4* partials = reinterpret_cast<const float4*>(p.partial_out) + first * kQuads;
 #pragma unroll 1
     for (int row = warp; row < rows; row += Config::kWarps) {
-      const float2 all = weigh_pieces<Config>(states + row, piece.count);
-      if (threadIdx.x % 32 != 0) continue;
-      maxima[row] = all.x;
-      finishes[row] = finish_row<Config>(p, s, piece, place_row(p, piece.head, row0 + row), all.x, all.y,
-                                         lse_shift(p, exchange, row));
-    }
-    sync_team<Config>();
-#pragma unroll 1
-    for (int i = thread; i < rows * kQuads; i += Config::kThreads) {
-      const int row = i / kQuads;
+      const float2* states = p.partial_state + first + row;
+      const float4* partials = reinterpret_cast<const float4*>(p.partial_out) + (first + row) * kQuads + quad;
+      const float2 all = weigh_pieces<Config>(states, piece.count);
       float4 x = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
 #pragma unroll 4
       for (std::int32_t k = 0; k < piece.count; ++k) {
-        const float w = weight(__ldcg(states + k * Config::kRows + row).x, maxima[row]);
-        add_weighted(x, __ldcg(partials + static_cast<std::int64_t>(k) * Config::kRows * kQuads + i), w);
+        const std::int64_t from = static_cast<std::int64_t>(k) * Config::kRows;
+        add_weighted(x, __ldcg(partials + from * kQuads), weight(__ldcg(states + from).x, all.x));
       }
-      store_quad<Config>(p, s, piece, place_row(p, piece.head, row0 + row), i % kQuads, x, finishes[row]);
+      store(row, all, x);
     }
   }
   sync_team<Config>();
