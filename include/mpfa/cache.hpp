@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -116,8 +117,9 @@ class PagedCache {
   /// The same for caches with shared_kv.
   [[nodiscard]] Status write_slots(const TensorView& k, std::span<const std::int64_t> slot_mapping,
                                    const Rope* rope = nullptr);
-  /// Gives back pages that write_slots took from the pool (page ids, each once).
-  [[nodiscard]] Status free_slots(std::span<const std::int32_t> pages);
+  /// Gives back pages that write_slots took from the pool (page ids, each once). `generations` as in set_pages.
+  [[nodiscard]] Status free_slots(std::span<const std::int32_t> pages,
+                                  std::optional<std::span<const std::int64_t>> generations = std::nullopt);
 
   /// Replaces `blob` by a sequence as bytes: recipe, formats, shape, page size, tokens, means, pages, checksum;
   /// little-endian, without a byte of other sequences. docs/cache.md has the layout.
@@ -134,9 +136,16 @@ class PagedCache {
 
   /// Copies one page with codes, scales and rank-one terms (ids in [0, num_pages)); `to` is not shared.
   [[nodiscard]] Status copy_page(std::int64_t from, std::int64_t to);
-  /// Replaces the page table rows of a sequence that shares no page: the same tokens at other page ids, for tests and
-  /// schedulers.
-  [[nodiscard]] Status set_pages(std::int64_t sequence, const std::vector<std::int32_t>& pages);
+  /// Replaces the page table rows of a sequence that shares no page: the same tokens at other page ids, its own or free
+  /// ones, for tests and schedulers. With `generations`, one per page, refuses pages whose generation is another one.
+  [[nodiscard]] Status set_pages(std::int64_t sequence, const std::vector<std::int32_t>& pages,
+                                 std::optional<std::span<const std::int64_t>> generations = std::nullopt);
+
+  /// A number to store beside a page id (in [0, num_pages)): while it stays the same, the page holds the tokens that it
+  /// held then. Raised when the page is given out or given back, and when its tokens are overwritten by an append after
+  /// truncate or fork, by remove, shift, copy_page, or write_slots into a sequence; grow, which keeps used pages
+  /// only, raises those of free ones. Writes by slot into pages of no sequence, and into storage(), are not seen.
+  [[nodiscard]] Result<std::int64_t> page_generation(std::int64_t page) const;
 
   [[nodiscard]] CacheView view() const;  // valid until the next non-const call
   [[nodiscard]] const CacheConfig& config() const;

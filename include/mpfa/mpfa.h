@@ -197,6 +197,14 @@ MPFA_API mpfa_status mpfa_cache_seal(mpfa_cache* cache, mpfa_error* error);
 MPFA_API mpfa_status mpfa_cache_grow(mpfa_cache* cache, int64_t num_pages, mpfa_error* error);
 MPFA_API mpfa_status mpfa_cache_free_sequence(mpfa_cache* cache, int64_t sequence, mpfa_error* error);
 MPFA_API mpfa_status mpfa_cache_copy_page(mpfa_cache* cache, int64_t from, int64_t to, mpfa_error* error);
+/* A number to store beside a page id: while it stays the same, the page holds the tokens that it held then. Raised when
+ * the page is given out, given back, or its tokens are overwritten; docs/cache.md lists what does. */
+MPFA_API mpfa_status mpfa_cache_page_generation(const mpfa_cache* cache, int64_t page, int64_t* generation,
+                                                mpfa_error* error);
+/* The same tokens of a sequence that shares no page at pages [count], its own or free ones, as many as it has.
+ * generations [count]: pages whose generation is another one are refused; NULL: not looked at. */
+MPFA_API mpfa_status mpfa_cache_set_pages(mpfa_cache* cache, int64_t sequence, const int32_t* pages,
+                                          const int64_t* generations, int64_t count, mpfa_error* error);
 MPFA_API mpfa_status mpfa_cache_get_stats(const mpfa_cache* cache, mpfa_cache_stats* stats, mpfa_error* error);
 
 /* ---- editing a cache: all or nothing; docs/cache.md says what each call guarantees ---- */

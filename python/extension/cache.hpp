@@ -30,7 +30,7 @@ class Cache {
   void shift(std::int64_t sequence, std::int64_t from, std::int64_t delta, nb::handle rope);
   void remove(std::int64_t sequence, std::int64_t begin, std::int64_t end, nb::handle rope);
   void write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping, nb::handle rope);
-  void free_slots(nb::handle pages);
+  void free_slots(nb::handle pages, nb::handle generations);
   [[nodiscard]] nb::bytes save(std::int64_t sequence);
   void load(std::int64_t sequence, nb::bytes data);
   void import_pages(std::int64_t sequence, const PageSet& k, const PageSet& v, nb::handle ids, std::int64_t tokens);
@@ -45,7 +45,8 @@ class Cache {
   /// where there are none. Returns whether K and V have any.
   [[nodiscard]] nb::tuple copy_means(nb::handle k, nb::handle v);
   void copy_page(std::int64_t from, std::int64_t to);
-  void set_pages(std::int64_t sequence, nb::handle pages);
+  void set_pages(std::int64_t sequence, nb::handle pages, nb::handle generations);
+  [[nodiscard]] std::int64_t page_generation(std::int64_t page);
 
   /// What `question` answers about the cache while no other thread changes it.
   template <class Question>

@@ -74,9 +74,10 @@ void Cache::write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping, nb:
   check(exclusively([&] { return cache_.write_slots(k_array.view(), v_array.view(), *slots, turned); }));
 }
 
-void Cache::free_slots(nb::handle pages) {
+void Cache::free_slots(nb::handle pages, nb::handle generations) {
   const std::vector<std::int32_t> ids = import_ids(pages);
-  check(exclusively([&] { return cache_.free_slots(ids); }));
+  const auto expected = import_integers(generations, "generations");
+  check(exclusively([&] { return cache_.free_slots(ids, expected); }));
 }
 
 nb::bytes Cache::save(std::int64_t sequence) {
@@ -172,9 +173,14 @@ void Cache::copy_page(std::int64_t from, std::int64_t to) {
   check(exclusively([&] { return cache_.copy_page(from, to); }));
 }
 
-void Cache::set_pages(std::int64_t sequence, nb::handle pages) {
+void Cache::set_pages(std::int64_t sequence, nb::handle pages, nb::handle generations) {
   const std::vector<std::int32_t> ids = import_ids(pages);
-  check(exclusively([&] { return cache_.set_pages(sequence, ids); }));
+  const auto expected = import_integers(generations, "generations");
+  check(exclusively([&] { return cache_.set_pages(sequence, ids, expected); }));
+}
+
+std::int64_t Cache::page_generation(std::int64_t page) {
+  return take(ask([&](const PagedCache& c) { return c.page_generation(page); }));
 }
 
 }  // namespace mpfa::python

@@ -218,9 +218,9 @@ class PagedCache:
         self._core.write_slots(plain(k, "k"), None if v is None else plain(v, "v"), slot_mapping, turn)
         return rotated()
 
-    def free_slots(self, pages) -> None:
-        """Give back pages (ids, each once) that `write_slots` took."""
-        self._core.free_slots(pages)
+    def free_slots(self, pages, generations=None) -> None:
+        """Give back pages (ids, each once) that `write_slots` took; `generations` as in `set_pages`."""
+        self._core.free_slots(pages, generations)
 
     def import_pages(self, sequence: int, k, v, pages, tokens: int) -> None:
         """Fill an empty sequence with `tokens` tokens from pages (ids in token order) of the caller.
@@ -260,9 +260,21 @@ class PagedCache:
         """Copy a page of the pool with codes, scales and rank-one terms."""
         self._core.copy_page(integer(source, "source", 0), integer(target, "target", 0))
 
-    def set_pages(self, sequence: int, pages) -> None:
-        """Give the tokens of a sequence other page ids (its own or free ones), as many as it has now."""
-        self._core.set_pages(integer(sequence, "sequence", 0), pages)
+    def set_pages(self, sequence: int, pages, generations=None) -> None:
+        """Give the tokens of a sequence other page ids (its own or free ones), as many as it has now.
+
+        With `generations` (one per page, from `page_generation`), pages whose generation is another one are refused.
+        """
+        self._core.set_pages(integer(sequence, "sequence", 0), pages, generations)
+
+    def page_generation(self, page: int) -> int:
+        """A number to store beside a page id: while it stays the same, the page holds the tokens that it held then.
+
+        Raised when the page is given out or given back, and when its tokens are overwritten: by an append after
+        `truncate` or `fork`, by `remove`, `shift`, `copy_page`, or `write_slots` into a sequence; `reserve` raises
+        those of free pages. Writes by slot into pages of no sequence are not seen.
+        """
+        return self._core.page_generation(integer(page, "page", 0))
 
     @property
     def batch(self) -> int:

@@ -103,6 +103,7 @@ Status PagedCache::fork(std::int64_t source, std::int64_t target, std::int64_t t
     st.rewind(copy, n);
     copy.pages.resize(static_cast<std::size_t>((n + st.config.page_size - 1) / st.config.page_size));
     for (const std::int32_t page : copy.pages) st.pool.share(page);
+    if (n < from.length && n % st.config.page_size != 0) st.pool.cut(copy.pages.back());
     st.sequences[target] = std::move(copy);
   } catch (const std::bad_alloc&) {
     return {StatusCode::out_of_memory,
@@ -118,6 +119,7 @@ Status PagedCache::truncate(std::int64_t sequence, std::int64_t tokens) {
   Sequence& s = st.sequences[sequence];
   MPFA_RETURN_IF_ERROR(st.check_rewind("truncate", s, tokens));
   if (tokens == 0) return free_sequence(sequence);
+  const bool drops = tokens < s.length;
   try {
     st.rewind(s, tokens);
   } catch (const std::bad_alloc&) {
@@ -127,6 +129,7 @@ Status PagedCache::truncate(std::int64_t sequence, std::int64_t tokens) {
     st.pool.give(s.pages.back());
     s.pages.pop_back();
   }
+  if (drops && tokens % st.config.page_size != 0) st.pool.cut(s.pages.back());
   st.refresh();
   return {};
 }
@@ -154,11 +157,14 @@ Status PagedCache::copy_page(std::int64_t from, std::int64_t to) {
             fmt::format("copy_page: page {} is shared by {} sequences; copy to a page of one sequence or a free one",
                         to, st.pool.uses(to))};
   }
-  if (from != to) std::memcpy(st.pool.page(to), st.pool.page(from), static_cast<std::size_t>(st.layout.page_bytes));
+  if (from == to) return {};
+  std::memcpy(st.pool.page(to), st.pool.page(from), static_cast<std::size_t>(st.layout.page_bytes));
+  st.pool.renew(to);
   return {};
 }
 
-Status PagedCache::set_pages(std::int64_t sequence, const std::vector<std::int32_t>& pages) try {
+Status PagedCache::set_pages(std::int64_t sequence, const std::vector<std::int32_t>& pages,
+                             std::optional<std::span<const std::int64_t>> generations) try {
   State& st = *state_;
   MPFA_RETURN_IF_ERROR(st.check_sequence("set_pages", sequence));
   Sequence& s = st.sequences[sequence];
@@ -166,6 +172,7 @@ Status PagedCache::set_pages(std::int64_t sequence, const std::vector<std::int32
     return {StatusCode::invalid_argument, fmt::format("set_pages: {} pages given, the sequence of {} tokens has {}",
                                                       pages.size(), s.length, s.pages.size())};
   }
+  MPFA_RETURN_IF_ERROR(st.check_generations("set_pages", pages, generations));
   for (const std::int32_t id : s.pages) {
     if (st.pool.uses(id) == 1) continue;
     return {StatusCode::invalid_argument,
@@ -177,16 +184,17 @@ Status PagedCache::set_pages(std::int64_t sequence, const std::vector<std::int32
   if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
     return {StatusCode::invalid_argument, "set_pages: a page id is given twice; every page of a sequence is its own"};
   }
+  const auto mine = [&](std::int32_t id) { return std::find(s.pages.begin(), s.pages.end(), id) != s.pages.end(); };
   for (const std::int32_t id : pages) {
-    const bool mine = std::find(s.pages.begin(), s.pages.end(), id) != s.pages.end();
-    if (id < 0 || id >= st.pool.num_pages() || !(mine || st.pool.is_free(id))) {
+    if (id < 0 || id >= st.pool.num_pages() || !(mine(id) || st.pool.is_free(id))) {
       return {StatusCode::out_of_range,
               fmt::format("set_pages: page {} is neither free nor the sequence's own; ids are in 0..{}", id,
                           st.pool.num_pages() - 1)};
     }
   }
+  // A page that stays is never free in between, so it keeps its generation.
+  for (const std::int32_t id : pages) mine(id) ? st.pool.share(id) : st.pool.take_exactly(id);
   for (const std::int32_t id : s.pages) st.pool.give(id);
-  for (const std::int32_t id : pages) st.pool.take_exactly(id);
   s.pages = pages;
   st.refresh();
   return {};

@@ -41,11 +41,17 @@ bool PagePool::resize(std::int64_t num_pages, std::int64_t page_bytes) {
     free_.reserve(count);
     uses_.resize(count, 0);
     lent_.resize(count, false);
+    generations_.resize(count, 0);
+    cut_.resize(count, false);
   } catch (const std::bad_alloc&) {
     return false;
   }
   for (std::int64_t id = 0; id < num_pages_; ++id) {
-    if (!is_free(id)) std::memcpy(memory.get() + id * page_bytes, page(id), static_cast<std::size_t>(page_bytes));
+    if (is_free(id)) {
+      renew(id);  // what copy_page put there is not kept
+    } else {
+      std::memcpy(memory.get() + id * page_bytes, page(id), static_cast<std::size_t>(page_bytes));
+    }
   }
   for (std::int64_t id = num_pages_; id < num_pages; ++id) free_.push_back(static_cast<std::int32_t>(id));
   std::sort(free_.begin(), free_.end(), std::greater<>());
@@ -59,16 +65,19 @@ std::int32_t PagePool::take() {
   const std::int32_t id = free_.back();
   free_.pop_back();
   uses_[id] = 1;
+  renew(id);
   return id;
 }
 
 void PagePool::take_exactly(std::int32_t id) {
   free_.erase(std::lower_bound(free_.begin(), free_.end(), id, std::greater<>()));
   uses_[id] = 1;
+  renew(id);
 }
 
 void PagePool::give(std::int32_t id) {
   if (--uses_[id] > 0) return;
+  renew(id);
   free_.insert(std::upper_bound(free_.begin(), free_.end(), id, std::greater<>()), id);
 }
 
@@ -80,6 +89,16 @@ void PagePool::lend(std::int32_t id) {
 void PagePool::take_back(std::int32_t id) {
   lent_[id] = false;
   give(id);
+}
+
+void PagePool::renew(std::int64_t id) {
+  ++generations_[id];
+  cut_[id] = false;
+}
+
+void PagePool::add_tokens(std::int32_t id) {
+  // A shared page is not written: its bf16 tokens are beside it, and their codes go to a copy.
+  if (cut_[id] && uses_[id] == 1) renew(id);
 }
 
 }  // namespace mpfa

@@ -48,6 +48,13 @@ class PagePool {
   void take_back(std::int32_t id);
   [[nodiscard]] bool is_lent(std::int64_t id) const { return lent_[id]; }
 
+  /// Never the same again once the page was given out, given back, or tokens in it may have become others.
+  [[nodiscard]] std::int64_t generation(std::int64_t id) const { return generations_[id]; }
+  void renew(std::int64_t id);  // tokens of the page become others
+  /// A user forgets some of the tokens in the page, and those that it writes next may take their place.
+  void cut(std::int32_t id) { cut_[id] = true; }
+  void add_tokens(std::int32_t id);  // a user writes behind the tokens that it has in the page
+
  private:
   struct Free {
     void operator()(std::byte* p) const { std::free(p); }
@@ -57,6 +64,8 @@ class PagePool {
   std::vector<std::int32_t> free_;   // descending, so that take() pops the lowest
   std::vector<std::uint32_t> uses_;  // sequences that hold the page, or 1 when lent
   std::vector<bool> lent_;
+  std::vector<std::int64_t> generations_;
+  std::vector<bool> cut_;
 };
 
 }  // namespace mpfa

@@ -141,6 +141,7 @@ Status PagedCache::State::move_tokens(const char* call, Move m, std::int64_t fir
   }
   // The last pages are read, so they go back after the move; shared ones among them are not written.
   unshare(shared);
+  for (auto i = static_cast<std::size_t>(target / config.page_size); i < kept; ++i) pool.renew(s.pages[i]);
   const std::int64_t elements = (s.length - first) * config.kv_heads * (config.head_dim + config.head_dim_v);
   threads::run_tasks(config.executor, config.kv_heads, threads_for(config, elements), [&](std::int64_t head, int) {
     for (std::int64_t t = first; t < s.length; ++t) move_token(m, t, t - (first - target), head, met[head]);

@@ -108,7 +108,8 @@ Status PagedCache::write_tokens(const TensorView& k, const TensorView* v, std::s
   }
   for (const std::int64_t slot : slot_mapping) {
     const auto page = static_cast<std::int32_t>(slot / c.page_size);
-    if (slot >= 0 && st.pool.is_free(page)) st.pool.lend(page);
+    if (slot < 0 || st.pool.is_lent(page)) continue;
+    st.pool.is_free(page) ? st.pool.lend(page) : st.pool.renew(page);
   }
   const int threads = threads_for(c, n * c.kv_heads * (c.head_dim + c.head_dim_v));
   threads::run_tasks(c.executor, chunks, threads, [&](std::int64_t chunk, int) {
@@ -125,8 +126,10 @@ Status PagedCache::write_tokens(const TensorView& k, const TensorView* v, std::s
   return heap_full("write_slots");
 }
 
-Status PagedCache::free_slots(std::span<const std::int32_t> pages) try {
+Status PagedCache::free_slots(std::span<const std::int32_t> pages,
+                              std::optional<std::span<const std::int64_t>> generations) try {
   State& st = *state_;
+  MPFA_RETURN_IF_ERROR(st.check_generations("free_slots", pages, generations));
   std::vector<std::int32_t> sorted;
   try {
     sorted.assign(pages.begin(), pages.end());
@@ -137,10 +140,7 @@ Status PagedCache::free_slots(std::span<const std::int32_t> pages) try {
   std::sort(sorted.begin(), sorted.end());
   for (std::size_t i = 0; i < sorted.size(); ++i) {
     const std::int32_t id = sorted[i];
-    if (id < 0 || id >= st.pool.num_pages()) {
-      return {StatusCode::out_of_range,
-              fmt::format("free_slots: page {} is out of range; page ids are in 0..{}", id, st.pool.num_pages() - 1)};
-    }
+    MPFA_RETURN_IF_ERROR(st.check_page("free_slots", id));
     const bool twice = i > 0 && sorted[i - 1] == id;
     if (!st.pool.is_lent(id) || twice) {
       return {StatusCode::invalid_argument,

@@ -90,6 +90,10 @@ struct PagedCache::State {
   [[nodiscard]] bool empty() const;  // no sequence holds a token
   [[nodiscard]] Status check_sequence(const char* call, std::int64_t sequence) const;
   [[nodiscard]] Status check_empty(const char* call, std::int64_t sequence) const;
+  [[nodiscard]] Status check_page(const char* call, std::int64_t page) const;
+  /// ok without `generations`, or when every page is as it was when its id was stored.
+  [[nodiscard]] Status check_generations(const char* call, std::span<const std::int32_t> pages,
+                                         std::optional<std::span<const std::int64_t>> generations) const;
   /// v is given exactly when the cache keeps V apart from K.
   [[nodiscard]] Status check_values(const char* call, bool given) const;
 

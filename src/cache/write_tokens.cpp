@@ -148,6 +148,7 @@ void PagedCache::State::add_tasks(Sequence& s, const NewTokens* tokens, std::int
   while (begin < end) {
     const std::int64_t page_end = ((first + begin) / config.page_size + 1) * config.page_size - first;
     const std::int64_t stop = std::min(end, page_end);
+    pool.add_tokens(s.pages[(first + begin) / config.page_size]);
     tasks.push_back({&s, tokens, begin, stop, {}});
     begin = stop;
   }

@@ -142,6 +142,27 @@ mpfa_status mpfa_cache_copy_page(mpfa_cache* cache, int64_t from, int64_t to, mp
   });
 }
 
+mpfa_status mpfa_cache_page_generation(const mpfa_cache* cache, int64_t page, int64_t* generation, mpfa_error* error) {
+  return guarded(error, [&]() -> Status {
+    MPFA_RETURN_IF_ERROR(not_null("mpfa_cache_page_generation", "cache", cache));
+    MPFA_RETURN_IF_ERROR(not_null("mpfa_cache_page_generation", "generation", generation));
+    const auto now = cache->cache.page_generation(page);
+    if (now.ok()) *generation = now.value();
+    return now.status();
+  });
+}
+
+mpfa_status mpfa_cache_set_pages(mpfa_cache* cache, int64_t sequence, const int32_t* pages, const int64_t* generations,
+                                 int64_t count, mpfa_error* error) {
+  return guarded(error, [&]() -> Status {
+    MPFA_RETURN_IF_ERROR(not_null("mpfa_cache_set_pages", "cache", cache));
+    MPFA_RETURN_IF_ERROR(check_list("mpfa_cache_set_pages", "pages", pages, count));
+    std::optional<std::span<const int64_t>> expected;
+    if (generations != nullptr) expected.emplace(generations, count);
+    return cache->cache.set_pages(sequence, {pages, pages + count}, expected);
+  });
+}
+
 mpfa_status mpfa_cache_get_stats(const mpfa_cache* cache, mpfa_cache_stats* stats, mpfa_error* error) {
   return guarded(error, [&]() -> Status {
     MPFA_RETURN_IF_ERROR(not_null("mpfa_cache_get_stats", "cache", cache));

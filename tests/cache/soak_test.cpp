@@ -27,6 +27,7 @@ class Soak : public ::testing::TestWithParam<const char*> {
   std::mt19937 rng{99};
   std::map<std::string, int> done;                      // edits that were not refused
   std::map<std::int32_t, std::vector<std::byte>> lent;  // pages taken by write_slots, and what they must hold
+  std::map<std::int32_t, std::pair<std::int64_t, std::vector<std::byte>>> stored;  // full pages, by generation
 
   /// Recipes whose tokens lie in the pages alone, with no mean from an append: what write_slots takes.
   [[nodiscard]] bool takes_slots() const {
@@ -186,6 +187,23 @@ class Soak : public ::testing::TestWithParam<const char*> {
     }
   }
 
+  /// A full page with the generation that it had before holds the bytes that it held before.
+  void check_generations() {
+    const CacheView v = cache.view();
+    for (std::int64_t s = 0; s < kBatch; ++s) {
+      for (std::int64_t i = 0; (i + 1) * kPage <= v.sequences[s].packed_end; ++i) {
+        const std::int32_t id = v.page_table[s * v.page_table_stride + i];
+        const std::int64_t generation = cache.page_generation(id).value();
+        auto& [known, bytes] = stored[id];
+        if (known == generation) {
+          ASSERT_EQ(page(id), bytes) << "page " << id << " of sequence " << s;
+        }
+        known = generation;
+        bytes = page(id);
+      }
+    }
+  }
+
   /// All sequences in one call: every row as in a call of its own.
   void check_batch() {
     const CacheConfig& c = cache.config();
@@ -224,6 +242,7 @@ TEST_P(Soak, EverySequenceIsAsIfAlone) {
     const std::string what = std::to_string(i) + ": " + step(s);
     if (all_empty()) sealed = false;
     ASSERT_NO_FATAL_FAILURE(check_pages()) << what;
+    ASSERT_NO_FATAL_FAILURE(check_generations()) << what;
     for (std::int64_t j = 0; j < kBatch; ++j) {
       ASSERT_NO_FATAL_FAILURE(expect_fresh(cache, j, ids[j], sealed, what + " of " + std::to_string(s), rows)) << j;
     }

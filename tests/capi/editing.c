@@ -53,6 +53,24 @@ void test_editing(void) {
   mpfa_blob_destroy(NULL);
   CHECK(mpfa_blob_data(NULL) == NULL && mpfa_blob_bytes(NULL) == 0);
 
+  /* A fork holds pages 0 and 1; freed and taken by sequence 2 they are others under the same ids. */
+  const int32_t held[2] = {0, 1};
+  int64_t stored[2] = {0, 0}, now = 0;
+  for (int i = 0; i < 2; ++i) CHECK(mpfa_cache_page_generation(cache, held[i], &stored[i], &error) == MPFA_OK);
+  CHECK_REFUSED(mpfa_cache_set_pages(cache, 1, held, stored, 2, &error), MPFA_INVALID_ARGUMENT, "shared");
+  CHECK(mpfa_cache_free_sequence(cache, 0, &error) == MPFA_OK);
+  CHECK(mpfa_cache_set_pages(cache, 1, held, stored, 2, &error) == MPFA_OK);
+  CHECK(mpfa_cache_free_sequence(cache, 1, &error) == MPFA_OK);
+  CHECK(mpfa_cache_append(cache, &tokens, &tokens, NULL, first, NULL, &error) == MPFA_OK);
+  CHECK_REFUSED(mpfa_cache_set_pages(cache, 0, held, stored, 2, &error), MPFA_INVALID_ARGUMENT, "given out again");
+  CHECK(mpfa_cache_page_generation(cache, 0, &now, &error) == MPFA_OK && now > stored[0]);
+  CHECK(mpfa_cache_set_pages(cache, 0, held, NULL, 2, &error) == MPFA_OK);
+  CHECK_REFUSED(mpfa_cache_set_pages(cache, 0, held, stored, -1, &error), MPFA_INVALID_ARGUMENT, "count");
+  CHECK_REFUSED(mpfa_cache_set_pages(cache, 0, NULL, stored, 2, &error), MPFA_INVALID_ARGUMENT, "pages");
+  CHECK_REFUSED(mpfa_cache_set_pages(NULL, 0, held, stored, 2, &error), MPFA_INVALID_ARGUMENT, "NULL");
+  CHECK_REFUSED(mpfa_cache_page_generation(cache, 4, &now, &error), MPFA_OUT_OF_RANGE, "0..3");
+  CHECK_REFUSED(mpfa_cache_page_generation(cache, 0, NULL, &error), MPFA_INVALID_ARGUMENT, "NULL");
+
   const mpfa_tensor two = mpfa_contiguous(x, MPFA_F32, 1, 2, kKvHeads, kDim);
   const int64_t slots[2] = {-1, 3 * 64}, outside[2] = {-1, 4 * 64};
   const int32_t pages[1] = {3};

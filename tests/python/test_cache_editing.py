@@ -213,6 +213,13 @@ def test_free_pages_written_by_slot_are_the_callers():
         (lambda c: c.free_slots([9]), "0..3"),
         (lambda c: c.free_slots([-1]), "not an id"),
         (lambda c: c.free_slots(None), "pages is None"),
+        (lambda c: c.free_slots([0], [7]), "generation 1, expected 7"),
+        (lambda c: c.set_pages(0, [0, 1, 2], [1, 1, 0]), "page 2 was given out again"),
+        (lambda c: c.set_pages(0, [0, 1, 3], [1, 1, 9]), "page 3 was given back"),
+        (lambda c: c.set_pages(0, [0, 1, 2], [1, 1]), "2 generations given for 3 pages"),
+        (lambda c: c.set_pages(0, [0, 1, 2], [1, 1, 1.0]), "generations holds a float"),
+        (lambda c: c.page_generation(4), "0..3"),
+        (lambda c: c.page_generation(-1), "page is -1"),
     ],
 )
 def test_bad_edits_are_refused_and_change_nothing(call, message):
@@ -222,6 +229,22 @@ def test_bad_edits_are_refused_and_change_nothing(call, message):
     with pytest.raises(mpfa.MpfaError, match=message):
         call(cache)
     assert (read(cache), cache.free_pages, cache.lengths) == before
+
+
+def test_a_stored_page_list_is_refused_once_its_pages_were_reused():
+    cache = new("mxfp4,centre=none", batch=2, page_size=16, capacity=64)
+    append(cache, 0, 40)
+    pages = cache.page_table[0]
+    stored = [cache.page_generation(page) for page in pages]
+    cache.fork(0, 1)
+    cache.free_sequence(0)
+    cache.set_pages(1, pages, stored)  # the fork held them
+    cache.free_sequence(1)
+    append(cache, 0, 40, OTHER_K, OTHER_V, sequence=1)
+    assert cache.page_table[1] == pages
+    with pytest.raises(mpfa.MpfaError, match="page 0 was given out again.*expected 1.*drop the entry"):
+        cache.set_pages(1, pages, np.array(stored))
+    cache.set_pages(1, pages, [cache.page_generation(page) for page in pages])
 
 
 def test_recipes_that_cannot_are_named():
