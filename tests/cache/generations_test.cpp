@@ -56,6 +56,15 @@ TEST(Generations, StayWhileAPageIsHeld) {
   expect_fresh(cache, 1, ids_from(0, 60), false, "held");
 }
 
+TEST(Generations, StayWhileAnotherHolderKeepsItsNewTokensBesideThePage) {
+  PagedCache cache = poisoned_cache(cache_config("mxfp4,centre=none,recent=32", 8));
+  ASSERT_TRUE(append(cache, 0, ids_from(0, 64)).ok());
+  const Generations stored = generations(cache, {0, 1});
+  ASSERT_TRUE(cache.fork(0, 1, 60).ok());
+  ASSERT_TRUE(append(cache, 1, ids_from(300, 1)).ok());
+  EXPECT_EQ(generations(cache, {0, 1}), stored);
+}
+
 TEST(Generations, RiseWhenTokensAreOverwritten) {
   const RopeTables tables(64, kDim / 2);
   PagedCache cache = poisoned_cache(cache_config("mxfp4,centre=none", 8));
@@ -116,7 +125,9 @@ TEST(Generations, ErrorsSayWhatIsAllowed) {
   const auto lend = [&] {
     return cache.write_slots(keys({1}).view(), values({1}).view(), std::vector<std::int64_t>{3 * kPage});
   };
+  const Generations unused = generations(cache, mine);
   ASSERT_TRUE(lend().ok());
+  EXPECT_THAT(cache.free_slots(mine, unused).message(), HasSubstr("page 3 was given out again"));
   const Generations stored = generations(cache, mine);
   ASSERT_TRUE(lend().ok());
   ASSERT_TRUE(cache.free_slots(mine, stored).ok());
