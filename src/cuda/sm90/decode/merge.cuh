@@ -39,8 +39,8 @@ struct Exchange {
   }
   /// A quad of channels (see value_channel) of a row as a warp has them; the order of quads avoids bank conflicts.
   __device__ float4* out(int warp, int row, int quad) const {
-    return reinterpret_cast<float4*>(ring + warp * Config::kWarpBytes + Config::kOutOffset) +
-           row * (Config::kD / 4) + (quad ^ (row & 6));
+    return reinterpret_cast<float4*>(ring + warp * Config::kWarpBytes + Config::kOutOffset) + row * (Config::kD / 4) +
+           (quad ^ (row & 6));
   }
 };
 

@@ -1,5 +1,6 @@
 #include "cuda/sm90/decode/instantiate.cuh"
 
 namespace mpfa::sm90 {
-template DecodeKernel decode_kernel<64, Operand::nvfp4, Operand::e4m3>(std::int32_t row_tiles, KernelCase kind, std::int32_t teams);
+template DecodeKernel decode_kernel<64, Operand::nvfp4, Operand::e4m3>(std::int32_t row_tiles, KernelCase kind,
+                                                                       std::int32_t teams);
 }
