@@ -160,11 +160,31 @@ struct World {
     }
   }
 
+  /// A sequence to pages, of which the input may know the generations, or older ones.
+  void move_pages(Input& in, std::int64_t sequence, std::int32_t page) {
+    const std::int32_t pages[] = {page, static_cast<std::int32_t>(in.size(0, 12))};
+    const std::int64_t count = in.rarely(16) ? -1 : in.between(0, 2);
+    std::int64_t generations[2] = {};
+    bool stale = false;
+    for (int i = 0; i < 2; ++i) {
+      std::int64_t now[2] = {}, *next = now;
+      both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_page_generation(c, pages[i], next++, e); });
+      require(now[0] == now[1], "a generation differs from the twin's");
+      const bool older = in.rarely(4);
+      generations[i] = now[0] - (older ? 1 : 0);
+      stale = stale || (older && i < count);
+    }
+    const std::int64_t* const expected = in.coin() ? generations : nullptr;
+    const bool moved = both(
+        [&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_set_pages(c, sequence, pages, expected, count, e); });
+    require(!moved || expected == nullptr || !stale, "a page of another generation was taken");
+  }
+
   void edit(Input& in) {
     const std::int64_t a = in.size(0, 2), b = in.size(0, 2), n = in.size(-1, 60);
     const std::int64_t count = in.rarely(256) ? -1 : 1;
     const auto page = static_cast<std::int32_t>(n);
-    switch (in.bits(1) % 8) {
+    switch (in.bits(1) % 9) {
       case 0: both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_fork(c, a, b, n, e); }); return;
       case 1: both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_truncate(c, a, n, e); }); return;
       case 2: both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_free_sequence(c, a, e); }); return;
@@ -174,6 +194,7 @@ struct World {
         both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_copy_page(c, n, b, e); });
         return;
       case 5: both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_free_slots(c, &page, count, e); }); return;
+      case 7: move_pages(in, a, page); return;
       // Beyond what the pool may hold it would be terabytes.
       case 6: both([&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_grow(c, n > 60 ? -1 : n, e); }); return;
       default:
