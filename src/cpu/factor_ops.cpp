@@ -255,7 +255,9 @@ void read_factor_columns(const BlockFormat& f, std::int64_t head_dim, std::int64
                          const ConstPageBytes& page, float global, float* factors, float* minima, float* spare) {
   const std::int64_t blocks = head_dim / formats::channels_per_block(f, head_dim);
   const bool has_minimum = f.scale == ScaleType::f16_zero;
-  ScaleRows rows{page.scales + slot * page.scale_row_stride, page.scale_row_stride, blocks, count, 1.0F, 1.0F};
+  // Formats without scales have no pointer to move.
+  const std::byte* const scales = page.scales == nullptr ? nullptr : page.scales + slot * page.scale_row_stride;
+  ScaleRows rows{scales, page.scale_row_stride, blocks, count, 1.0F, 1.0F};
   if (has_minimum) rows.blocks *= 2;  // the minimum of a block follows its scale
   if (f.scale == ScaleType::e4m3) rows.multiplier = global;
   if (f.element == Element::lloyd4) rows.divisor = std::sqrt(static_cast<float>(head_dim));

@@ -58,6 +58,7 @@ void fetch_next(const Task& task, const PageRun& run, const Scratch& s, WordRows
     const ConstPageBytes page = (i == 0 ? cache.k : cache.v).page(id, task.kv_head);
     rows.next[i] = page.data + slot * page.data_row_stride;
     rows.next_stride[i] = page.data_row_stride;
+    if (page.scales == nullptr) continue;
     const std::byte* scales = page.scales + slot * page.scale_row_stride;
     for (std::int64_t at = 0; at < run.count * page.scale_row_stride; at += 64) __builtin_prefetch(scales + at);
   }
