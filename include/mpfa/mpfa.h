@@ -201,7 +201,8 @@ MPFA_API mpfa_status mpfa_cache_copy_page(mpfa_cache* cache, int64_t from, int64
  * the page is given out, given back, or its tokens are overwritten; docs/cache.md lists what does. */
 MPFA_API mpfa_status mpfa_cache_page_generation(const mpfa_cache* cache, int64_t page, int64_t* generation,
                                                 mpfa_error* error);
-/* The same tokens of a sequence that shares no page at pages [count], its own or free ones, as many as it has.
+/* Replaces the page table row of a sequence that shares no page by pages [count], its own or free ones, as many as it
+ * has. Contents are not moved: copy_page does that before.
  * generations [count]: pages whose generation is another one are refused; NULL: not looked at. */
 MPFA_API mpfa_status mpfa_cache_set_pages(mpfa_cache* cache, int64_t sequence, const int32_t* pages,
                                           const int64_t* generations, int64_t count, mpfa_error* error);

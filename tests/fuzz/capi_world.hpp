@@ -175,6 +175,7 @@ struct World {
       stale = stale || (older && i < count);
     }
     const std::int64_t* const expected = in.coin() ? generations : nullptr;
+    wild = unwritten = true;  // page ids move, contents do not
     const bool moved = both(
         [&](mpfa_cache* c, mpfa_error* e) { return mpfa_cache_set_pages(c, sequence, pages, expected, count, e); });
     require(!moved || expected == nullptr || !stale, "a page of another generation was taken");
