@@ -39,9 +39,9 @@ inline void touch(const mpfa_operand_pages& o, const mpfa_pages& p) {
   for (const std::int64_t page : some(p.num_pages)) {
     for (const std::int64_t h : some(p.kv_heads)) {
       const std::int64_t data = page * o.data_page_stride + h * o.data_head_stride;
-      const std::int64_t scale = page * o.scale_page_stride + h * o.scale_head_stride;
       for (const std::int64_t r : some(g.data_rows)) read(o.data, data + r * o.data_row_stride, g.data_row_bytes);
-      if (g.scale_row_bytes == 0) continue;
+      if (g.scale_row_bytes == 0) continue;  // strides of scales are then anything
+      const std::int64_t scale = page * o.scale_page_stride + h * o.scale_head_stride;
       for (const std::int64_t r : some(g.scale_rows)) read(o.scales, scale + r * o.scale_row_stride, g.scale_row_bytes);
     }
   }
