@@ -26,7 +26,7 @@ def table(kind: str, rows: list[dict]) -> str:
             f"{row['gb_per_s']:.2f}",
             f"{row['share_of_memory_bandwidth']:.0%}",
             f"{row['gflop_per_s']:.0f}" if row["gflop_per_s"] else "-",
-            *(f"{peer['median_ms']:.2f}" for peer in row["peers"].values()),
+            *(f"{median_ms:.2f}" for median_ms in row["peers"].values()),
             f"{row['speedup_over_best_torch']:.2f}x",
         ]
         for row in rows
@@ -65,5 +65,7 @@ def _times(rows: list[dict], case: str, name: str) -> dict | None:
     """Times of a recipe or a peer in a case."""
     for row in rows:
         if _case_of(row) == case and (row["recipe"] == name or name in row["peers"]):
-            return row if row["recipe"] == name else row["peers"][name]
+            if row["recipe"] == name:
+                return row
+            return {"median_ms": row["peers"][name], **row["peer_ranges"][name]}
     return None

@@ -70,7 +70,8 @@ def _row(case: Case, ours: Contestant, times: dict, others: Sequence[str], bandw
         "gflop_per_s": case.flop() / own["median_ms"] * 1e-6,
         "best_torch": best,
         "speedup_over_best_torch": times[best]["median_ms"] / own["median_ms"],
-        "peers": {name: times[name] for name in others},
+        "peers": {name: times[name]["median_ms"] for name in others},
+        "peer_ranges": {name: {end: times[name][end] for end in ("min_ms", "max_ms")} for name in others},
     }
 
 

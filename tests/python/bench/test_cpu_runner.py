@@ -52,7 +52,9 @@ def test_rows_carry_every_field(results):
         for row in result["rows"]:
             assert set(FIELDS) <= set(row), kind
             assert set(row["peers"]) == {"torch_fp32", "torch_fp16", "torch_bf16"} and row["best_torch"] in row["peers"]
-            for times in (row, *row["peers"].values()):
+            assert row["peer_ranges"].keys() == row["peers"].keys()
+            peers = [{"median_ms": median, **row["peer_ranges"][name]} for name, median in row["peers"].items()]
+            for times in (row, *peers):
                 assert 0 < times["min_ms"] <= times["median_ms"] <= times["max_ms"]
             assert math.isclose(row["gb_per_s"], row["bytes_read"] / row["median_ms"] * 1e-6)
 
