@@ -17,7 +17,8 @@ def _case_of(row: dict) -> str:
 
 def table(kind: str, rows: list[dict]) -> str:
     """Milliseconds are medians; the last column compares with the fastest dtype of PyTorch."""
-    headings = ["case", "recipe", "ms", "GB/s", "of memory", "GFLOP/s", *rows[0]["peers"], "best torch / ours"]
+    peers = dict.fromkeys(name for row in rows for name in row["peers"])
+    headings = ["case", "recipe", "ms", "GB/s", "of memory", "GFLOP/s", *peers, "best torch / ours"]
     cells = [
         [
             f"{kind} {_case_of(row)}",
@@ -26,7 +27,7 @@ def table(kind: str, rows: list[dict]) -> str:
             f"{row['gb_per_s']:.2f}",
             f"{row['share_of_memory_bandwidth']:.0%}",
             f"{row['gflop_per_s']:.0f}" if row["gflop_per_s"] else "-",
-            *(f"{median_ms:.2f}" for median_ms in row["peers"].values()),
+            *(f"{row['peers'][name]:.2f}" if name in row["peers"] else "-" for name in peers),
             f"{row['speedup_over_best_torch']:.2f}x",
         ]
         for row in rows

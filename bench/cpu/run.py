@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few small cases with little effort, half a minute")
     parser.add_argument("--only", choices=KINDS, help="one kind of work")
-    parser.add_argument("--ggml", type=Path, metavar="PATH", help="folder of ggml's shared libraries: a peer of decode")
+    parser.add_argument("--ggml", type=Path, metavar="PATH", help="folder of ggml's shared libraries: a peer")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "cpu", help="folder of the results")
     args = parser.parse_args(argv)
     threads = describe_machine()["cores"]
