@@ -53,7 +53,7 @@ struct Recipe {
   QCentre q_centre = QCentre::none;
   RankOne rank_one = RankOne::off;  // off with q_centre set: the term is left out (to show what it does)
   VMean v_mean = VMean::none;
-  bool v_residual = false;  // V ~ alpha * Vhat + beta per head and channel, least squares on the first append
+  bool v_residual = false;  // V ~ alpha * Vhat + beta per head and channel, fitted on a first append of >= 64 tokens
   Rotate rotate = Rotate::none;
 
   std::int64_t sink = 0;      // first tokens kept in bf16
