@@ -10,6 +10,25 @@ from mpfa.arrays import kind_of, plain
 from mpfa.device_arrays import stream_address, to_device, to_host
 
 _FORMATS = {"float32": "f32", "bfloat16": "bf16", "float16": "fp16"}
+_FLOAT8 = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "e8m0": "float8_e8m0fnu"}
+
+
+def _element(format: str) -> str:
+    """Name of the dtype whose values are the codes of a format, or "" where there is none."""
+    if format in _FORMATS.values():
+        return next(dtype for dtype, name in _FORMATS.items() if name == format)
+    return next((dtype for part, dtype in _FLOAT8.items() if f"fp8_{part}" in format), "")
+
+
+def _require_element(x, name: str, format: str, element: str) -> None:
+    """MpfaError when x has a floating point dtype other than `element`; integers are taken as bytes."""
+    dtype = kind_of(x, name).dtype(x)
+    if "float" in dtype and dtype != element:
+        allowed = f"{element} or uint8" if element else "uint8"
+        raise _core.MpfaError(
+            f"Pages: {name} is {dtype}, which is not what format {format} stores there; {allowed} is needed: convert "
+            "the values, or pass uint8 where they are bytes of the format"
+        )
 
 
 def _bytes(x, name: str):
@@ -42,8 +61,8 @@ class Pages:
     """K or V of a pool of pages, in arrays of the caller that are read, and written only where a call says so.
 
     data    [num_pages, page_size, kv_heads, row] with order "NHD", [num_pages, kv_heads, page_size, row] with "HND";
-            float32, bfloat16 or float16, or the codes of `format` in elements of any type (uint8, float8, ...).
-            Any strides, as of a slice of a tensor with K and V interleaved; only `row` is contiguous
+            float32, bfloat16 or float16, or the codes of `format` as bytes (uint8) or in their own type
+            (float8_e4m3fn, float8_e5m2); other floating point types, such as the fnuz ones, are refused. Any strides, as of a slice of a tensor with K and V interleaved; only `row` is contiguous
     scales  the same dimensions with the scales of a row last (a single scale may leave the dimension out); for layout
             "tile_128x4" [num_pages, kv_heads, bytes]; None for formats and layouts without scales of their own
     format  name of a storage format; None: that of the dtype
@@ -72,6 +91,10 @@ class Pages:
             if dtype not in _FORMATS:
                 raise _core.MpfaError(f"Pages: data is {dtype}; name its storage format (see mpfa.formats())")
             format = _FORMATS[dtype]
+        _require_element(data, "data", text(format, "format"), _element(format))
+        if scales is not None:
+            scale_type = _core.format_fields(format)[0].partition(" ")[0]
+            _require_element(scales, "scales", format, _FLOAT8.get(scale_type, scale_type.replace("none", "")))
         shape = kind_of(data, "data").shape(data)
         heads = shape[1 if text(order, "order").upper() == "HND" else 2] if len(shape) == 4 else 1
         self._moved = lambda move: Pages(

@@ -229,6 +229,39 @@ def test_what_does_not_fit_is_refused_with_a_reason(pools):
         mpfa.PageView(loose, v, **table()).write_slots(k[0], v[0], np.arange(PAGE))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "format", "needed"),
+    [
+        ("bfloat16", "fp16", "float16 or uint8"),
+        ("float16", "bf16", "bfloat16 or uint8"),
+        ("float32", "bf16", "bfloat16 or uint8"),
+        ("float8_e4m3fnuz", "fp8_e4m3", "float8_e4m3fn or uint8"),
+        ("float8_e5m2", "fp8_e4m3", "float8_e4m3fn or uint8"),
+        ("float8_e5m2fnuz", "mxfp8_e5m2_ceil", "float8_e5m2 or uint8"),
+        ("float8_e4m3fn", "int8", "uint8"),
+    ],
+)
+def test_values_of_another_type_are_not_read_as_codes(dtype, format, needed):
+    shape = (2, PAGE, KV_HEADS, D)
+    for data in (np.zeros(shape, np.dtype(dtype)), torch.zeros(shape).to(getattr(torch, dtype))):
+        with pytest.raises(mpfa.MpfaError, match=f"data is {dtype}, .*format {format} stores there; {needed} is"):
+            mpfa.Pages(data, format=format)
+
+
+def test_scales_are_of_the_type_of_the_format():
+    data = np.zeros((2, PAGE, KV_HEADS, D // 2), np.uint8)
+    for format, blocks, right, wrong in (
+        ("nvfp4", D // 16, "float8_e4m3fn", "float8_e8m0fnu"),
+        ("nvfp4", D // 16, "float8_e4m3fn", "float8_e4m3fnuz"),
+        ("mxfp4", D // 32, "float8_e8m0fnu", "float8_e4m3fn"),
+        ("int4_g32", D // 32, "float16", "bfloat16"),
+    ):
+        shape = (2, PAGE, KV_HEADS, blocks)
+        assert mpfa.Pages(data, np.zeros(shape, np.dtype(right)), format=format).format == format
+        with pytest.raises(mpfa.MpfaError, match=f"scales is {wrong}, .*; {right} or uint8 is needed"):
+            mpfa.Pages(data, np.zeros(shape, np.dtype(wrong)), format=format)
+
+
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "fp8_e4m3", "int4_asym", "fp8_e4m3_static", "nvfp4@keys"])
 @pytest.mark.parametrize("order", ["NHD", "HND"])
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
