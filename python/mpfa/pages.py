@@ -91,9 +91,9 @@ class Pages:
             if dtype not in _FORMATS:
                 raise _core.MpfaError(f"Pages: data is {dtype}; name its storage format (see mpfa.formats())")
             format = _FORMATS[dtype]
-        _require_element(data, "data", text(format, "format"), _element(format))
+        scale_type = _core.format_fields(text(format, "format"))[0].partition(" ")[0]
+        _require_element(data, "data", format, _element(format))
         if scales is not None:
-            scale_type = _core.format_fields(format)[0].partition(" ")[0]
             _require_element(scales, "scales", format, _FLOAT8.get(scale_type, scale_type.replace("none", "")))
         shape = kind_of(data, "data").shape(data)
         heads = shape[1 if text(order, "order").upper() == "HND" else 2] if len(shape) == 4 else 1

@@ -215,6 +215,7 @@ def test_what_does_not_fit_is_refused_with_a_reason(pools):
         (lambda: mpfa.copy_pages(packed, k), "mpfa.Pages are needed"),
         (lambda: mpfa.copy_pages(packed, packed, [0, 8], [1, 2]), r"from_ids\[1\] is 8"),
         (lambda: mpfa.Pages(k, format=3), "str"),
+        (lambda: mpfa.Pages(k, format="F32"), "format 'F32' is not known"),
         (lambda: mpfa.Pages.empty(8, 6, 1, 64, format="nvfp4", layout="page_swizzle4"), "multiples of 4"),
     ]  # fmt: skip
     for call, reason in cases:
