@@ -62,7 +62,8 @@ class Pages:
 
     data    [num_pages, page_size, kv_heads, row] with order "NHD", [num_pages, kv_heads, page_size, row] with "HND";
             float32, bfloat16 or float16, or the codes of `format` as bytes (uint8) or in their own type
-            (float8_e4m3fn, float8_e5m2); other floating point types, such as the fnuz ones, are refused. Any strides, as of a slice of a tensor with K and V interleaved; only `row` is contiguous
+            (float8_e4m3fn, float8_e5m2); other floating point types, such as the fnuz ones, are refused. Any
+            strides, as of a slice of a tensor with K and V interleaved; only `row` is contiguous
     scales  the same dimensions with the scales of a row last (a single scale may leave the dimension out); for layout
             "tile_128x4" [num_pages, kv_heads, bytes]; None for formats and layouts without scales of their own
     format  name of a storage format; None: that of the dtype
