@@ -132,7 +132,7 @@ void describe_rows(const Plan& plan, const AttentionTensors& t, const Item& item
 /// a += b for unnormalised states.
 void merge_into(std::int64_t rows, std::int64_t dv, OnlineState& a, const OnlineState& b) {
   for (std::int64_t r = 0; r < rows; ++r) {
-    if (b.m[r] == kNone) continue;
+    if (b.m[r] == kNone && !std::isnan(b.l[r])) continue;
     const float top = std::max(a.m[r], b.m[r]);
     const float wa = a.m[r] == kNone ? 0.0F : std::exp2(a.m[r] - top);
     const float wb = std::exp2(b.m[r] - top);

@@ -102,6 +102,7 @@ void softmax_of(const SoftmaxStep& step, std::int64_t rows, float* x, float* m, 
   }
   for (std::int64_t r = 0; r < rows; ++r, x += kKeyTile) {
     if (m[r] == kNoKey) {
+      l[r] += without_maximum(x);
       std::fill_n(x, kKeyTile, 0.0F);
     } else {
       l[r] = l[r] * keep[r] + round_row_of<kMode>(step, m[r], offset, x);
@@ -140,6 +141,7 @@ void softmax_blocks(const SoftmaxStep& step, std::int64_t rows, float* x, float*
     const float top = std::max(m[r], row_max(x, kKeyTile));
     keep[r] = 1.0F;
     if (top == none) {
+      l[r] += without_maximum(x);
       std::fill_n(x, kKeyTile, 0.0F);
       continue;
     }

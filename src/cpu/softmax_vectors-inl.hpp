@@ -69,6 +69,7 @@ void softmax_pass(const SoftmaxStep& step, float* x, float* m, float* l, float* 
   for (int r = 0; r < kRows; ++r) keep[r] = raise_top(all[r] * step.scale, m[r]);
   for (int r = 0; r < kRows; ++r) {
     if (m[r] == kNoKey) {
+      sum[r] = _mm512_set1_ps(without_maximum(x + r * kKeyTile));
       std::fill_n(x + r * kKeyTile, kKeyTile, 0.0F);
     } else {
       sum[r] = round_vectors<kMode>(step, m[r], x + r * kKeyTile);

@@ -47,7 +47,7 @@ void store_rows(const Task& task, OnlineState& state) {
     const Row& row = task.rows[r];
     float* o = state.o + r * padded(dv);
     float lse = kNone;
-    if (state.m[r] == kNone) {
+    if (state.m[r] == kNone && !std::isnan(state.l[r])) {  // without keys; scores that are all NaN have no maximum
       std::fill_n(o, dv, 0.0F);
       if (p.sinks) lse = t.sinks[row.head];
     } else {

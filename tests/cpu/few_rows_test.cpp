@@ -1,6 +1,8 @@
 // Decode with NaN and Inf among the values: they reach the rows that see them, and no other.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -52,6 +54,23 @@ TEST(FewRows, BrokenValuesReachOnlyTheRowsThatSeeThem) {
         // A tile with a broken value is summed with weights in 32 bits instead of 16.
         for (std::int64_t i = 0; i < (kRows - 1) * kDim; ++i) ASSERT_NEAR(broken[i], healthy[i], 5e-5) << i;
         EXPECT_FALSE(std::isfinite(broken[(kRows - 1) * kDim + 5]));
+      }
+    }
+  }
+}
+
+TEST(FewRows, AQueryOfNanIsNoRowWithoutKeys) {
+  for (const char* recipe : {"bf16", "fp8", "mxfp4", "mxfp4,p=f32", "mpfa", "mxattention_uos", "fp8_loglin"}) {
+    for (const std::int64_t keys : {1, 100, 9000}) {  // one split and several
+      for (const std::int64_t rows : {1, 20}) {
+        if (keys < rows) continue;
+        Tensor q = gaussian({1, rows, 4, 64}, 1);
+        std::fill(q.data.begin(), q.data.end(), NAN);
+        Case c(q, gaussian({1, keys, 2, 64}, 2), gaussian({1, keys, 2, 64}, 3), {recipe, 64, {}});
+        c.run(attend_cpu);
+        const auto is_nan = [](double x) { return std::isnan(x); };
+        EXPECT_TRUE(std::all_of(c.out.begin(), c.out.end(), is_nan)) << recipe << " " << keys << " " << rows;
+        EXPECT_TRUE(std::all_of(c.lse.begin(), c.lse.end(), is_nan)) << recipe << " " << keys << " " << rows;
       }
     }
   }
