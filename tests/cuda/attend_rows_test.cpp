@@ -34,6 +34,34 @@ TEST_P(Rows, EveryGroupReadsItsOwnHead) {
   }
 }
 
+/// As on the host: a row of NaN scores is none without keys, which a merge would drop. Other rows are as they were.
+TEST_P(Rows, AQueryOfNanGivesNanToItsRowOnly) {
+  for (const std::int64_t keys : {1, 100, 3000}) {
+    for (const std::int64_t sq : {1, 5}) {  // 4 and 20 rows of a KV head
+      if (keys < sq) continue;
+      Tensor q = gaussian({1, sq, 4, 128}, 1);
+      Case c(q, gaussian({1, keys, 1, 128}, 2), gaussian({1, keys, 1, 128}, 3), {format(), 64, {}});
+      DeviceCall whole(c);
+      ASSERT_TRUE(whole.run().ok());
+      const std::vector<double> out = whole.out(), lse = whole.lse();
+      for (std::int64_t i = 0; i < 128; ++i) q.at(0, sq - 1, 2, i) = NAN;
+      Case broken(q, gaussian({1, keys, 1, 128}, 2), gaussian({1, keys, 1, 128}, 3), {format(), 64, {}});
+      DeviceCall call(broken);
+      ASSERT_TRUE(call.run().ok());
+      const std::vector<double> other = call.out(), other_lse = call.lse();
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        const bool is_nan = i / 128 == static_cast<std::size_t>((sq - 1) * 4 + 2);
+        ASSERT_TRUE(is_nan ? std::isnan(other[i]) : std::abs(other[i] - out[i]) < 1e-3)
+            << keys << " " << sq << " " << i;
+      }
+      for (std::size_t i = 0; i < lse.size(); ++i) {
+        const bool is_nan = i == static_cast<std::size_t>((sq - 1) * 4 + 2);
+        ASSERT_TRUE(is_nan ? std::isnan(other_lse[i]) : std::abs(other_lse[i] - lse[i]) < 1e-3) << keys << " " << sq;
+      }
+    }
+  }
+}
+
 TEST_P(Rows, UniformWeightsGiveTheMeanAndTheLogarithm) {
   for (const std::int64_t page : {1, 16, 64}) {
     const std::vector<std::int64_t> lengths{1, 31, 32, 33, 257, 1000, 4097};
