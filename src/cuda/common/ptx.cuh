@@ -119,13 +119,13 @@ __device__ __forceinline__ void multiply_add_bf16(float (&c)[4], std::uint32_t a
 /// Barrier `id` of as many threads of the block, whole warps.
 template <int kThreads>
 __device__ __forceinline__ void sync_some(int id) {
-  asm volatile("barrier.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+  asm volatile("barrier.sync.aligned %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
 /// The same, and whether x is true for one of them.
 template <int kThreads>
 __device__ __forceinline__ bool any_of_some(int id, bool x) {
   int any;
-  asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; barrier.red.or.pred p, %1, %2, p; selp.s32 %0, 1, 0, p;}"
+  asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; barrier.red.or.pred.aligned p, %1, %2, p; selp.s32 %0, 1, 0, p;}"
                : "=r"(any)
                : "r"(id), "n"(kThreads), "r"(x ? 1 : 0)
                : "memory");

@@ -52,7 +52,7 @@ struct DecodeConfig {
   static constexpr Operand kKey = kKeyOperand, kValue = kValueOperand;
   static constexpr OperandInfo kKeyInfo = kOperandInfo<kKey>, kValueInfo = kOperandInfo<kValue>;
   static constexpr ScaleKind kKeyScale = kKeyInfo.scale, kValueScale = kValueInfo.scale;
-  static constexpr float kKeyUnit = kKeyInfo.unit, kValueUnit = kValueInfo.unit;
+  static constexpr float kValueUnit = kValueInfo.unit;
   /// Takes the queries of recipe `mpfa`: centred, rounded to nvfp4, with a rank-one term.
   static constexpr bool kRankOne = kKey == Operand::nvfp4 && kValue == Operand::e4m3;
   static constexpr bool kDirect = kCase == KernelCase::plain && kRowTileCount == 1;
@@ -72,7 +72,11 @@ struct DecodeConfig {
   static constexpr int kLastStageBytes = kOutBytes > kStageBytes ? kOutBytes : kStageBytes;
   static constexpr int kOutOffset = 2 * kStageBytes;
   static constexpr int kWarpBytes = 2 * kStageBytes + kLastStageBytes + kKScaleBytes + kVScaleBytes;
-  static constexpr int kQueryBytes = kRowTiles * kChunks * 512;
+  /// Whether warps of four multiply K together, see group_scores.cuh.
+  static constexpr bool kGroups =
+      kDirect && kKey == Operand::mxfp4 && decode_warps(kD, kRowTiles) % (4 * kTeamCount) == 0;
+  static constexpr float kKeyUnit = kGroups ? 0x1p6F : kKeyInfo.unit;
+  static constexpr int kQueryBytes = kRowTiles * kChunks * (kGroups ? 768 : 512);
   /// What the blocks of a cluster send each other in a direct call: places and their states, see direct.cuh.
   static constexpr int kClusterBytes = kDirect && kTeamCount == 1 && kD <= 128 ? kOutBytes + kOutBytes / 16 + 16 : 0;
   static constexpr int kMostSharedBytes = 227 * 1024, kOtherBytes = kQueryBytes + 8 * kRows * 4 + 256 + kClusterBytes;
@@ -91,6 +95,7 @@ struct DecodeConfig {
   static constexpr int kSharedBytes = kTeams * kTeamBytes;
   static_assert(kWarps >= kRowTiles && kSharedBytes <= kMostSharedBytes, "more than a block can have");
   static_assert(kTeams == 1 || (kPlain && kBlockWarps % kTeams == 0), "no such teams");
+  static_assert(!kGroups || kWarps % 4 == 0, "warps of four");
 };
 
 }  // namespace mpfa::sm90

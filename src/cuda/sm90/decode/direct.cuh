@@ -197,7 +197,7 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
   const auto tiles =
       static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(s.tiles - piece.index + p.splits - 1), p.split_div));
   store_query<Config>(p, work, global, query, exchange);
-  walk.start_copies((tiles - warp + Config::kWarps - 1) / Config::kWarps, memory);
+  walk.start_copies(tiles, memory);
 
   if (piece.count > 1 && !merges && lane == 0) ptx::prefetch(arrivals_of_warp<Config>(p, piece));
   State<Config> state;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/decode/group_scores.cuh"
 #include "cuda/sm90/decode/merge.cuh"
 #include "cuda/sm90/decode/round_query.cuh"
 #include "cuda/sm90/decode/schedule.cuh"
@@ -130,6 +131,34 @@ __device__ __forceinline__ float halve_query(const DecodeParams& p, std::uint32_
   return unit;
 }
 
+/// The thread's channels as terms of e4m3, see group_scores.cuh; returns what they have to be multiplied by.
+template <class Config>
+__device__ __forceinline__ float store_terms(const DecodeParams& p, const std::uint32_t (&q)[4], float largest, int row,
+                                             int chunk, std::uint32_t queries) {
+  // The largest element becomes one of [2^7, 2^8).
+  const std::uint32_t field = min(max(__float_as_uint(largest) >> 23, 24U), 254U);
+  const float lift = __uint_as_float((261U - field) << 23);
+  float v[2][4];  // [odd channels][k]
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const float2 two = unpack_q(q[k], query_is_bf16<Config>(p));
+    v[0][k] = two.x * lift, v[1][k] = two.y * lift;
+#pragma unroll
+    for (auto& half : v) half[k] = fmaf(half[k], 0.0F, half[k]);  // infinities become NaN, as e4m3 has none
+  }
+#pragma unroll
+  for (int term = 0; term < kQueryTerms; ++term) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t bytes = take_e4m3(v[half]);
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(queries + term_place<Config>(row, chunk, term, half)), "r"(bytes)
+                   : "memory");
+    }
+  }
+  ptx::fence_shared_writes();
+  return __uint_as_float((field - 7U) << 23);
+}
+
 /// What K's scales are to be multiplied by.
 __device__ __forceinline__ float key_global(const DecodeParams& p, std::int32_t head) {
   return p.k.global == nullptr ? 1.0F : p.k.global[head];
@@ -144,8 +173,12 @@ __device__ __forceinline__ void store_query(const DecodeParams& p, const Work& w
     auto& q = raw.q[i];
     const float largest = round_query<Config>(p, work, row, chunk, q);
     float unit = 1.0F;
-    if constexpr (Config::kKey != Operand::bf16) unit = halve_query<Config>(p, q, largest);
-    exchange.queries[(row / 8 * Config::kChunks + chunk) * 32 + row % 8 * 4 + t] = make_uint4(q[0], q[1], q[2], q[3]);
+    if constexpr (Config::kGroups) {
+      unit = store_terms<Config>(p, q, largest, row, chunk, ptx::shared_address(exchange.queries));
+    } else {
+      if constexpr (Config::kKey != Operand::bf16) unit = halve_query<Config>(p, q, largest);
+      exchange.queries[(row / 8 * Config::kChunks + chunk) * 32 + row % 8 * 4 + t] = make_uint4(q[0], q[1], q[2], q[3]);
+    }
     if (chunk == 0 && t == 0) exchange.factors[row] = p.scale * kLog2E * Config::kKeyUnit * global * unit;
   });
 }

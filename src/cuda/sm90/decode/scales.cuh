@@ -140,10 +140,9 @@ __device__ __forceinline__ void clear_exponent(State<Config>& state) {
 template <class Config>
 __device__ __forceinline__ void prepare_value_scales(const DecodeParams& p,
                                                      const ScaleRow<Config::kValue, Config::kD>& row,
-                                                     std::uint32_t scales, State<Config>& state) {
+                                                     std::uint32_t scales, State<Config>& state, std::uint32_t to) {
   constexpr int kChunks = Config::kChunks;
   constexpr ScaleKind kKind = Config::kValueScale;
-  const std::uint32_t to = scales + value_scale_place(threadIdx.x % 32) * 2;
   constexpr std::uint32_t kBlockBytes = kTileKeys * 2;
   if constexpr (kKind == ScaleKind::row) {
     const float s = row.row();

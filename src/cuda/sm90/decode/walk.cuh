@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/decode/group_scores.cuh"
 #include "cuda/sm90/decode/mask.cuh"
 #include "cuda/sm90/decode/nan_values.cuh"
 #include "cuda/sm90/decode/page_means.cuh"
@@ -29,15 +30,14 @@ class Walk {
     open(work.piece.head);
     // Tiles that pad an output to a multiple of a fixed split do not exist.
     const std::int32_t tiles = s.end > s.begin ? min(work.piece.tiles, s.tiles - work.piece.first_tile) : 0;
-    const std::int32_t count = (tiles - warp + Config::kWarps - 1) / Config::kWarps;
-    ask(base_ + (count - 1) * step_);
-    start_copies(count, memory);
+    ask(base_ + (tiles_of_warp(tiles, warp) - 1) * step_);
+    start_copies(tiles, memory);
   }
 
   /// The warp's tiles are `base`, `base + step` and so on, of a sequence with keys up to `end`.
   __device__ __forceinline__ void enter(std::int32_t b, std::int32_t end, std::int32_t base, std::int32_t step) {
     pages_.enter(b, end);
-    base_ = base, step_ = step;
+    base_ = __reduce_max_sync(0xFFFFFFFFU, base), step_ = step;
     bad_page_ = false;
   }
   /// Before start_copies.
@@ -48,9 +48,12 @@ class Walk {
     if (base_ + step_ <= last) next_ = pages_.locate(first_key(1));
     if (base_ + 2 * step_ <= last) later_ = pages_.locate(first_key(2));
   }
-  /// Starts the copies of the first of `count` tiles.
-  __device__ __forceinline__ void start_copies(std::int32_t count, std::uint32_t memory) {
-    count_ = count;
+  /// Starts the copies of the warp's first tile. tiles: of all warps.
+  __device__ __forceinline__ void start_copies(std::int32_t tiles, std::uint32_t memory) {
+    const int warp = team_warp<Config>();
+    count_ = __reduce_max_sync(0xFFFFFFFFU, tiles_of_warp(tiles, warp));
+    // Warps of four go on together.
+    steps_ = Config::kGroups ? __reduce_max_sync(0xFFFFFFFFU, tiles_of_warp(tiles, warp / 4 * 4)) : count_;
     if (count_ > 0) {
       first_ = checked(first_);
       pages_.copy_codes(memory, first_);
@@ -69,7 +72,7 @@ class Walk {
     if constexpr (Config::kRowTiles == 1) load_factors(exchange, factors);
     // Tiles [full_begin, full_end) of the sequence need no mask.
     const std::int32_t full_begin = (work.sequence.all_begin + kTileKeys - 1) / kTileKeys;
-    const std::int32_t full_end = max(work.sequence.all_end, 0) / kTileKeys;
+    const std::int32_t full_end = __reduce_max_sync(0xFFFFFFFFU, max(work.sequence.all_end, 0) / kTileKeys);
     std::uint32_t key_matrix = matrix_row<Config::kKeyRowBytes>(), codes = memory;
     ptx::keep_in_register(key_matrix);
     std::uint32_t value_matrix = key_matrix;
@@ -87,8 +90,9 @@ class Walk {
       pages_.copy_codes(memory + Config::kStageBytes, next_);
     }
     ptx::commit_copies();
-    for (std::int32_t i = 0; i < count_; ++i) {
-      const std::int32_t tile = base_ + i * step_;
+    const std::uint32_t value_place = value_scales + __shfl_sync(0xFFFFFFFFU, value_scale_place(threadIdx.x % 32), threadIdx.x % 32) * 2;
+    for (std::int32_t i = 0; i < steps_; ++i) {
+      const std::int32_t tile = !Config::kGroups || i < count_ ? base_ + i * step_ : kNoTile;
       const bool masked = tile < full_begin || tile >= full_end || (Config::kGeneral && p_->mask.data != nullptr);
       std::uint32_t nan_blocks = 0;
       if constexpr (Config::kGeneral) {
@@ -108,11 +112,11 @@ class Walk {
       Scores<Config> x;
       if constexpr (Config::kRankOne) {
         terms_.start(*p_, x);
-      } else {
+      } else if constexpr (!Config::kGroups) {
         clear_scores<Config>(x);
       }
       prepare_key_scales<Config>(*p_, k_row_, key_scales);
-      prepare_value_scales<Config>(*p_, v_row_, value_scales, state);
+      prepare_value_scales<Config>(*p_, v_row_, value_scales, state, value_place);
       ptx::wait_copies<1>();
       __syncwarp();
       if constexpr (Config::kValueInfo.has_nan) {
@@ -131,7 +135,15 @@ class Walk {
       }
       ptx::commit_copies();
 
-      score_tile<Config>(codes, key_matrix, key_scales, queries, x);
+      if constexpr (Config::kGroups) {
+        if (has_third_term(*p_)) {
+          score_tile_by_group<Config, 3>(codes, key_matrix, key_scales, queries, x);
+        } else {
+          score_tile_by_group<Config, 2>(codes, key_matrix, key_scales, queries, x);
+        }
+      } else {
+        score_tile<Config>(codes, key_matrix, key_scales, queries, x);
+      }
       if constexpr (Config::kRowTiles > 1) load_factors(exchange, factors);  // registers are scarce
       if constexpr (Config::kGeneral) {
         if (p_->finishes_logits) finish_logits<Config>(*p_, exchange, work.sequence, tile * kTileKeys, x);
@@ -162,6 +174,11 @@ class Walk {
   __device__ __forceinline__ bool bad_page() const { return bad_page_; }
 
  private:
+  static constexpr std::int32_t kNoTile = (1 << 26) - 1;  // behind the last key
+
+  __device__ __forceinline__ static std::int32_t tiles_of_warp(std::int32_t tiles, int warp) {
+    return (tiles - warp + Config::kWarps - 1) / Config::kWarps;
+  }
   __device__ __forceinline__ std::int32_t first_key(std::int32_t i) const { return (base_ + i * step_) * kTileKeys; }
   __device__ __forceinline__ void load_factors(const Exchange<Config>& exchange, Factors<Config>& factors) const {
 #pragma unroll
@@ -178,7 +195,7 @@ class Walk {
 
   const DecodeParams* p_;
   Pages<Config> pages_;
-  std::int32_t base_, step_, count_;
+  std::int32_t base_, step_, count_, steps_;
   Place first_{}, next_{}, later_{};
   typename Pages<Config>::KeyScales k_row_;
   typename Pages<Config>::ValueScales v_row_;

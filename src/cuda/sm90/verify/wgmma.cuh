@@ -12,7 +12,8 @@ namespace mpfa::ptx {
 /// Lower half of the descriptor of b at a shared address, for `columns` columns; the upper one is a constant. 16 bytes
 /// further on in memory are 1.
 __device__ __forceinline__ std::uint32_t matrix_descriptor(std::uint32_t address, std::uint32_t columns) {
-  return columns << 16 | address >> 4;  // bytes to the next 8 inner indices, by 16
+  // Bytes to the next 8 inner indices, by 16. In a cluster an address has the block's rank above its 18 bits.
+  return columns << 16 | (address & 0x3FFFFU) >> 4;
 }
 inline constexpr std::uint32_t kColumnStep = 128 / 16;  // to the next 8 columns
 
