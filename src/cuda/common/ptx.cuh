@@ -26,6 +26,16 @@ __device__ __forceinline__ void compute_here(std::int32_t& x) {
   asm volatile("" : "+r"(x));
 }
 
+/// A value that all lanes have, in a uniform register. The reduction is never moved or computed again.
+__device__ __forceinline__ std::uint32_t same_in_warp(std::uint32_t x) {
+  std::uint32_t y;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xFFFFFFFF;" : "=r"(y) : "r"(x));
+  return y;
+}
+__device__ __forceinline__ std::int32_t same_in_warp(std::int32_t x) {
+  return static_cast<std::int32_t>(same_in_warp(static_cast<std::uint32_t>(x)));
+}
+
 /// The upper bit of byte kByte of x in all bits.
 template <int kByte>
 __device__ __forceinline__ std::uint32_t spread_sign(std::uint32_t x) {

@@ -26,12 +26,10 @@ __device__ __forceinline__ std::uint32_t term_place(int row, int chunk, int term
   return (term * Config::kChunks + chunk) * kTermBytes + half * 128 + row * 16 + threadIdx.x % 4 * 4;
 }
 
-/// Descriptor of the first chunk of the first term; the next chunk is kTermBytes / 16 further. A reduction once a tile
-/// puts it in uniform registers, and the compiler adds there instead of keeping all descriptors in others.
+/// Descriptor of the first chunk of the first term; the next chunk is kTermBytes / 16 further. Computed for every tile,
+/// so that it is in uniform registers; and in 64 bits, as then one instruction there makes another descriptor of it.
 __device__ __forceinline__ std::uint64_t first_term(std::uint32_t queries) {
-  std::uint32_t low;
-  asm volatile("redux.sync.max.u32 %0, %1, 0xFFFFFFFF;" : "=r"(low) : "r"(ptx::matrix_descriptor(queries, 8)));
-  return std::uint64_t{ptx::kColumnStep} << 32 | low;
+  return std::uint64_t{ptx::kColumnStep} << 32 | ptx::same_in_warp(ptx::matrix_descriptor(queries, 8));
 }
 
 /// d = or += a [64 x 32] b [32 x 8].
@@ -68,7 +66,8 @@ __device__ __forceinline__ void score_tile_by_group(std::uint32_t codes, std::ui
       // Small terms first: a sum has few more bits than its largest product.
 #pragma unroll
       for (int term = kTerms - 1; term >= 0; --term) {
-        multiply_e4m3_async(sum[step % 2][e], own[e], terms + (term * Config::kChunks + step / 2 * 2 + e) * (kTermBytes / 16), term < kTerms - 1);
+        multiply_e4m3_async(sum[step % 2][e], own[e],
+                            terms + (term * Config::kChunks + step / 2 * 2 + e) * (kTermBytes / 16), term < kTerms - 1);
       }
     }
     ptx::commit_mma();

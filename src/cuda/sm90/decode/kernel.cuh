@@ -27,7 +27,8 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kBlockThreads, 1) decode(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const Exchange<Config> exchange(shared + team_of_block<Config>() * Config::kTeamBytes);
-  const std::uint32_t memory = __reduce_max_sync(0xFFFFFFFFU, ptx::shared_address(exchange.ring) + team_warp<Config>() * Config::kWarpBytes);
+  const std::uint32_t memory =
+      ptx::same_in_warp(ptx::shared_address(exchange.ring) + team_warp<Config>() * Config::kWarpBytes);
   if constexpr (Config::kDirect) {
     if (p.direct != 0 && attend_directly(p, exchange, memory)) return;
   }

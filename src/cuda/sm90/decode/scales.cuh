@@ -137,10 +137,17 @@ __device__ __forceinline__ void clear_exponent(State<Config>& state) {
   state.bias = Config::kValueScale == ScaleKind::e8m0 ? exponent_bias(kNoExponent) : 253U << 23;
 }
 
+/// The lane's value_scale_place; after a shuffle the compiler keeps it instead of computing it again for every tile.
+__device__ __forceinline__ std::uint32_t kept_value_scale_place() {
+  const std::uint32_t lane = threadIdx.x % 32;
+  return __shfl_sync(0xFFFFFFFFU, value_scale_place(lane), lane);
+}
+
+/// to: address of the lane's key in the first block.
 template <class Config>
 __device__ __forceinline__ void prepare_value_scales(const DecodeParams& p,
                                                      const ScaleRow<Config::kValue, Config::kD>& row,
-                                                     std::uint32_t scales, State<Config>& state, std::uint32_t to) {
+                                                     std::uint32_t scales, std::uint32_t to, State<Config>& state) {
   constexpr int kChunks = Config::kChunks;
   constexpr ScaleKind kKind = Config::kValueScale;
   constexpr std::uint32_t kBlockBytes = kTileKeys * 2;

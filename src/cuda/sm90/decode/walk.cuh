@@ -37,7 +37,7 @@ class Walk {
   /// The warp's tiles are `base`, `base + step` and so on, of a sequence with keys up to `end`.
   __device__ __forceinline__ void enter(std::int32_t b, std::int32_t end, std::int32_t base, std::int32_t step) {
     pages_.enter(b, end);
-    base_ = __reduce_max_sync(0xFFFFFFFFU, base), step_ = step;
+    base_ = ptx::same_in_warp(base), step_ = step;
     bad_page_ = false;
   }
   /// Before start_copies.
@@ -51,9 +51,9 @@ class Walk {
   /// Starts the copies of the warp's first tile. tiles: of all warps.
   __device__ __forceinline__ void start_copies(std::int32_t tiles, std::uint32_t memory) {
     const int warp = team_warp<Config>();
-    count_ = __reduce_max_sync(0xFFFFFFFFU, tiles_of_warp(tiles, warp));
-    // Warps of four go on together.
-    steps_ = Config::kGroups ? __reduce_max_sync(0xFFFFFFFFU, tiles_of_warp(tiles, warp / 4 * 4)) : count_;
+    count_ = ptx::same_in_warp(tiles_of_warp(tiles, warp));
+    // The four warps that multiply together take equally many steps; the first of them has most tiles.
+    steps_ = Config::kGroups ? ptx::same_in_warp(tiles_of_warp(tiles, warp / 4 * 4)) : count_;
     if (count_ > 0) {
       first_ = checked(first_);
       pages_.copy_codes(memory, first_);
@@ -72,7 +72,7 @@ class Walk {
     if constexpr (Config::kRowTiles == 1) load_factors(exchange, factors);
     // Tiles [full_begin, full_end) of the sequence need no mask.
     const std::int32_t full_begin = (work.sequence.all_begin + kTileKeys - 1) / kTileKeys;
-    const std::int32_t full_end = __reduce_max_sync(0xFFFFFFFFU, max(work.sequence.all_end, 0) / kTileKeys);
+    const std::int32_t full_end = ptx::same_in_warp(max(work.sequence.all_end, 0) / kTileKeys);
     std::uint32_t key_matrix = matrix_row<Config::kKeyRowBytes>(), codes = memory;
     ptx::keep_in_register(key_matrix);
     std::uint32_t value_matrix = key_matrix;
@@ -90,7 +90,7 @@ class Walk {
       pages_.copy_codes(memory + Config::kStageBytes, next_);
     }
     ptx::commit_copies();
-    const std::uint32_t value_place = value_scales + __shfl_sync(0xFFFFFFFFU, value_scale_place(threadIdx.x % 32), threadIdx.x % 32) * 2;
+    const std::uint32_t own_value_scales = value_scales + kept_value_scale_place() * 2;
     for (std::int32_t i = 0; i < steps_; ++i) {
       const std::int32_t tile = !Config::kGroups || i < count_ ? base_ + i * step_ : kNoTile;
       const bool masked = tile < full_begin || tile >= full_end || (Config::kGeneral && p_->mask.data != nullptr);
@@ -116,7 +116,7 @@ class Walk {
         clear_scores<Config>(x);
       }
       prepare_key_scales<Config>(*p_, k_row_, key_scales);
-      prepare_value_scales<Config>(*p_, v_row_, value_scales, state, value_place);
+      prepare_value_scales<Config>(*p_, v_row_, value_scales, own_value_scales, state);
       ptx::wait_copies<1>();
       __syncwarp();
       if constexpr (Config::kValueInfo.has_nan) {
