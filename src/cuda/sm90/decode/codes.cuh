@@ -27,13 +27,15 @@ __device__ __forceinline__ std::uint32_t add_half2(std::uint32_t a, std::uint32_
 /// An e2m1 code is the sign, exponent and first mantissa bit of an f16 whose other exponent bits are zero; f16
 /// subnormals make the code 0.5 come out right. Two codes at a time are brought to the upper bytes of two halves.
 __device__ __forceinline__ void expand_e2m1(std::uint32_t w, std::uint32_t (&f)[4]) {
-  constexpr std::uint32_t kSigns = 0x80808080U, kMagnitudes = 0x0E0E0E0EU, kUpper = 0xFF00FF00U;
-  const std::uint32_t odd = (w & kSigns) | ((w >> 3) & kMagnitudes);
-  const std::uint32_t even = ((w << 4) & kSigns) | ((w << 1) & kMagnitudes);
-  f[3] = odd & kUpper;
-  f[2] = even & kUpper;
-  f[1] = __byte_perm(odd, 0, 0x2404);
-  f[0] = __byte_perm(even, 0, 0x2404);
+  constexpr std::uint32_t kSigns = 0x80808080U, kCode = 0x8E008E00U;
+  const std::uint32_t up = w << 4, down = w >> 3, left = w << 1;
+  std::uint32_t odd, even;
+  asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(odd) : "r"(w), "r"(down), "n"(kSigns));
+  asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(even) : "r"(up), "r"(left), "n"(kSigns));
+  f[3] = odd & kCode;
+  f[2] = even & kCode;
+  f[1] = odd << 8 & kCode;
+  f[0] = even << 8 & kCode;
 }
 
 /// Eight int4 codes of a word in the same order, each times 2^-9. A code with its sign bit flipped is 8 more than its
