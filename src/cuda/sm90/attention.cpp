@@ -33,7 +33,8 @@ DecodeShape decode_shape(const AttentionProblem& p) {
   s.fixed_split_keys = p.batch_invariant ? static_cast<std::int32_t>(kFixedSplitKeys) : 0;
   const bool rare = p.mask != MaskTensor::none || p.alibi || p.softcap > 0.0F || keeps_wide_tokens(p.recipe) ||
                     p.recipe.v_mean == VMean::page;
-  s.verify = !rare && p.page_size % kVerifyPage == 0;
+  const auto scale_bytes = [&](const BlockFormat& f) { return page_geometry(f, p.head_dim, 1).scale_row_bytes; };
+  s.verify = !rare && has_verify_pages(p.page_size, scale_bytes(p.recipe.k), scale_bytes(p.recipe.v));
   return s;
 }
 

@@ -245,7 +245,8 @@ class DecodeCase {
     require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "attribute");
     launch_shape_ = {s.head_dim, {k.operand, v.operand}, s.batch,           s.kv_heads, s.q_heads / s.kv_heads,
                      s.sq,       shape_.max_kv,          s.fixed_split_keys};
-    launch_shape_.verify = s.verify && s.page_size % sm90::kVerifyPage == 0 && s.softcap == 0.0F;
+    launch_shape_.verify = s.verify && s.softcap == 0.0F &&
+                           sm90::has_verify_pages(s.page_size, pool_.k.scale_bytes(), pool_.v.scale_bytes());
     launch_ = sm90::plan_decode(launch_shape_, multiprocessors);
     workspace_ = Device<std::uint8_t>(launch_.workspace_bytes);
     require(cudaMemset(workspace_.get(), 0xFF, workspace_.bytes()), "cudaMemset");

@@ -26,13 +26,15 @@ struct VerifyConfig {
   static_assert(kD == 128 && kKeyInfo.bits == 4 && kValueInfo.bits == 4);
 
   // A stage: codes of K, codes of V, scales of K, scales of V.
-  static constexpr int kKeyScaleBytes = scale_bytes(kKeyScale, kD), kValueScaleBytes = scale_bytes(kValueScale, kD);
+  static constexpr int kKeyScaleBytes = scale_room(kKey, kD), kValueScaleBytes = scale_room(kValue, kD);
   static constexpr int kValuesAt = kVerifyKeys * kKeyRowBytes, kKeyScalesAt = kValuesAt + kVerifyKeys * kValueRowBytes;
   static constexpr int kValueScalesAt = kKeyScalesAt + kVerifyKeys * kKeyScaleBytes;
   static constexpr int kStageBytes = kValueScalesAt + kVerifyKeys * kValueScaleBytes;
 
-  // A group: stages, P twice, of every warp V's scales and (factor, maximum) of rows, and column maxima of warps.
-  static constexpr int kScratchBytes = kValueScale == ScaleKind::e4m3 ? 256 : 128;
+  // A group: stages, P twice, of every warp scales of V and of groups of K and (factor, maximum) of rows, and column
+  // maxima of warps.
+  static constexpr int kValueScratchBytes = kValueScale == ScaleKind::e4m3 ? 256 : 128;
+  static constexpr int kScratchBytes = kValueScratchBytes + (kKeyScale == ScaleKind::group ? 16 * kChunks * 4 : 0);
   static constexpr int kProbabilityBytes = kVerifyKeys * kRows * 2;
   static constexpr int kOtherGroupBytes = 2 * kProbabilityBytes + 4 * (kScratchBytes + kRows * 8 + kRows * 4);
   static constexpr int kQueryBytes = kRowTiles * kChunks * 512;

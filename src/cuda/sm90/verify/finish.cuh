@@ -33,8 +33,9 @@ __device__ __forceinline__ void store_group_query(const DecodeParams& p, const W
 template <class Config>
 __device__ __forceinline__ float group_value_unit(const GroupState<Config>& state) {
   if constexpr (Config::kValueScale == ScaleKind::e8m0) {
-    const std::int32_t exponent = followed_exponent(state.bias);
-    return exponent == kNoneFollowed ? 0.0F : exp2f(static_cast<float>(exponent - 127 + 29 - kFollowedField));
+    return followed_unit(state.bias);
+  } else if constexpr (Config::kValueScale == ScaleKind::group) {
+    return Config::kValueInfo.unit * __uint_as_float((254U << 23) - state.bias);
   } else {
     return Config::kValueInfo.unit;
   }

@@ -25,7 +25,8 @@ class GroupWalk {
     end_ = s.end > s.begin ? min(begin + work.piece.tiles * kTileKeys, s.end) : begin;
     first_ = begin + team_warp<Config>() / 4 * kVerifyKeys;
     count_ = (end_ - first_ + kStep - 1) / kStep;
-    full_begin_ = s.all_begin, full_end_ = min(s.all_end, end_);
+    whole_begin_ = max(s.all_begin - first_ + kStep - 1, 0) / kStep;
+    whole_count_ = (max(min(s.all_end, end_) - first_ - kVerifyKeys, -kStep) + kStep) / kStep - whole_begin_;
 #pragma unroll
     for (int i = 0; i < Config::kEarlyStages; ++i) copy(memory + i * Config::kStageBytes, i, find(work, i));
   }
@@ -37,13 +38,13 @@ class GroupWalk {
     const int barrier = group_barrier();
     memory = uniform(memory);
     first_ = uniform(first_), end_ = uniform(end_), count_ = uniform(count_);
-    full_begin_ = uniform(full_begin_), full_end_ = uniform(full_end_);
+    whole_begin_ = uniform(whole_begin_), whole_count_ = uniform(max(whole_count_, 0));
     const std::uint32_t queries = ptx::matrix_descriptor(uniform(ptx::shared_address(exchange.queries)), Config::kRows);
     std::uint32_t probabilities = ptx::matrix_descriptor(memory + Config::kProbabilitiesAt, Config::kRows);
     std::uint32_t put = memory + Config::kProbabilitiesAt + probability_place<Config>();
     const RowTops<Config> tops{memory + Config::kTopsAt + warp * Config::kRows * 8};
     Lane<Config> own;
-    own.enter(memory + Config::kScratchAt + warp * Config::kScratchBytes);
+    own.enter(*p_, memory + Config::kScratchAt + warp * Config::kScratchBytes);
     ptx::keep_in_register(put);
     tops.start(exchange.factors);
 #pragma unroll
@@ -56,22 +57,19 @@ class GroupWalk {
     float x[Config::kScores];
     Tile tile;
     if (count_ > 0) {
-      expand(work, 0, stage, queries, own, x, tile, state);
-      ptx::wait_mma<0>();
-      ptx::pin(x);
+      expand(exchange, work, 0, stage, queries, own, tops, x, tile, state);
     }
     std::int32_t step = Config::kProbabilityBytes;  // to the other P
     for (std::int32_t i = 0; i < count_; ++i) {
-      if (__builtin_expect(tile.keep != 1.0F, 0)) scale_outputs<Config>(state, tile.keep);
-      if constexpr (KeyScales<Config>::kOfKey) {
-#pragma unroll
-        for (int k = 0; k < Config::kScores; ++k) x[k] = tile.key_scales.scaled(k / 2 % 2, x[k]);
-      }
-      if (__builtin_expect(tile.unseen.masked, 0)) {
-        const std::int32_t first = first_ + i * kStep, row0 = work.piece.row_block * Config::kRows;
-        mask_group_scores<Config>(*p_, work.sequence, row0, first + warp * 16, end_, x);
-        if (__any_sync(0xFFFFFFFFU, tile.unseen.nan != 0)) {
-          spread_group_nan<Config>(*p_, work.sequence, row0, first, tile.unseen.nan, state);
+      if (__builtin_expect(tile.rare != 0, 0)) {
+        if ((tile.rare & kScaled) != 0) scale_outputs<Config>(state, tile.keep);
+        if ((tile.rare & kMasked) != 0) {
+          const std::int32_t first = first_ + i * kStep, row0 = work.piece.row_block * Config::kRows;
+          mask_group_scores<Config>(*p_, work.sequence, row0, first + warp * 16, end_, x);
+          const std::uint32_t nan = tile.rare & kNan;
+          if (__any_sync(0xFFFFFFFFU, nan != 0)) {
+            spread_group_nan<Config>(*p_, work.sequence, row0, first, nan, state);
+          }
         }
       }
       float4 top[Config::kRowTiles];
@@ -103,14 +101,13 @@ class GroupWalk {
 #pragma unroll
       for (int h = 0; h < Config::kHalves; ++h) ptx::pin(state.out[h]);
       ptx::fence_mma();
-      start_values<Config>(tile.low, probabilities, 0, state);
-      start_values<Config>(high, probabilities, 1, state);
+      const std::uint32_t from = uniform(probabilities);
+      start_values<Config>(tile.low, from, 0, state);
+      start_values<Config>(high, from, 1, state);
       ptx::commit_mma();
       stage = stage == last ? memory : stage + Config::kStageBytes;
       put += step, probabilities += step >> 4, step = -step;
-      expand(work, i + 1, stage, queries, own, x, tile, state);
-      ptx::wait_mma<0>();
-      ptx::pin(x);
+      expand(exchange, work, i + 1, stage, queries, own, tops, x, tile, state);
 #pragma unroll
       for (int h = 0; h < Config::kHalves; ++h) ptx::pin(state.out[h]);
     }
@@ -123,6 +120,7 @@ class GroupWalk {
 
  private:
   static constexpr std::int32_t kStep = Config::kGroups * kVerifyKeys;
+  static constexpr std::uint32_t kNan = 0xFU, kMasked = 0x10U, kScaled = 0x20U;
 
   /// The same in every lane, for what MMAs take from uniform registers.
   template <class T>
@@ -132,35 +130,62 @@ class GroupWalk {
 
   /// What is known of a tile before its scores are.
   struct Tile {
-    KeyScales<Config> key_scales;
     ValueScales<Config> value_scales;
     ValueSteps<Config> low;
-    Unseen unseen;
-    float keep;
+    float keep;          // what outputs have to be multiplied by
+    std::uint32_t rare;  // 0, or kMasked and the NaN of Unseen, and kScaled if `keep` is not 1
   };
 
-  /// Starts the scores of tile i and expands half of its V.
-  __device__ __forceinline__ void expand(const Work& work, std::int32_t i, std::uint32_t stage, std::uint32_t queries,
-                                         const Lane<Config>& own, float (&x)[Config::kScores], Tile& tile,
+  /// The scores of tile i, and half of its V expanded.
+  __device__ __forceinline__ void expand(const Exchange<Config>& exchange, const Work& work, std::int32_t i,
+                                         std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
+                                         const RowTops<Config>& tops, float (&x)[Config::kScores], Tile& tile,
                                          GroupState<Config>& state) {
-    std::uint32_t codes = ValueScales<Config>::codes(stage + own.value_scales, own);
-    KeyCodes<Config> keys;
-    keys.load(stage, own);
-    const std::int32_t first = first_ + i * kStep;
-    tile.unseen = {};
-    if (__builtin_expect(first < full_begin_ || first + kVerifyKeys > full_end_, 0)) {
-      tile.unseen.masked = true;
-      const std::int32_t key = first + static_cast<std::int32_t>(threadIdx.x % 32) * 2;
+    auto codes = ValueScales<Config>::codes(p_->v, stage + own.value_scales, own);
+    Unseen unseen;
+    const bool masked = static_cast<std::uint32_t>(i - whole_begin_) >= static_cast<std::uint32_t>(whole_count_);
+    bool hidden[2] = {false, false};  // keys g and g + 8 of K
+    if (__builtin_expect(masked, 0)) {
+      const auto lane = static_cast<std::int32_t>(threadIdx.x % 32),
+                 warp = static_cast<std::int32_t>(threadIdx.x / 32 % 4);
+      const auto outside = [&](std::int32_t key) {
+        return first_ + i * kStep + key < work.sequence.begin || first_ + i * kStep + key >= end_;
+      };
 #pragma unroll
-      for (int k = 0; k < 2; ++k) tile.unseen.hidden[k] = key + k < work.sequence.begin || key + k >= end_;
-      ValueScales<Config>::hide(codes, tile.unseen);
+      for (int k = 0; k < 2; ++k) {
+        hidden[k] = outside(16 * warp + lane / 4 + 8 * k), unseen.hidden[k] = outside(2 * lane + k);
+      }
+      ValueScales<Config>::hide(codes, unseen);
     }
-    tile.keep = ValueScales<Config>::put(codes, own, state.bias);
-    tile.key_scales.take(keys.scales, own);
-    start_scores<Config>(keys, queries, tile.key_scales, x);
-    __syncwarp();
-    tile.value_scales.take(own);
-    tile.low.load(stage + own.values, tile.value_scales, 0);
+    const auto expand_values = [&] {
+      tile.value_scales.take(own);
+      tile.low.load(stage + own.values, tile.value_scales, 0);
+      if constexpr (Config::kRowTiles < 8) tile.low.finish();
+      ptx::wait_mma<0>();
+    };
+    if constexpr (kScalesSums<Config>) {
+      tile.keep = ValueScales<Config>::put(codes, own, state.bias);
+      SumScales<Config>::put(p_->k, stage, own);
+      __syncwarp();
+      ScoreSums<Config> sums;
+      sums.start(stage + own.keys, queries, own, x);
+      expand_values();
+      sums.finish(own, x);
+    } else {
+      KeyCodes<Config> keys;
+      keys.load(stage, own);
+      tile.keep = ValueScales<Config>::put(codes, own, state.bias);
+      KeyScales<Config> scales;
+      if (scales.take(keys.scales, own, masked, hidden, state.key_bias)) {
+        tops.scale(exchange.factors, followed_unit(state.key_bias));
+      }
+      start_scores<Config>(keys, queries, scales, x);
+      if constexpr (Config::kRowTiles < 8) ptx::wait_mma<2>();
+      __syncwarp();
+      expand_values();
+      ptx::pin(x);
+    }
+    tile.rare = (tile.keep != 1.0F ? kScaled : 0U) | (masked ? kMasked | unseen.nan : 0U);
   }
 
   /// Places of tiles i to i + 31, one a lane.
@@ -185,7 +210,8 @@ class GroupWalk {
 
   const DecodeParams* p_;
   GroupPages<Config> pages_;
-  std::int32_t first_, end_, count_, full_begin_, full_end_;
+  std::int32_t first_, end_, count_;
+  std::int32_t whole_begin_, whole_count_;  // tiles of which every row sees every key
   Place now_{};
   bool bad_page_ = false;
 };

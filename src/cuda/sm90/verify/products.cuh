@@ -17,8 +17,18 @@ namespace mpfa::sm90 {
 /// Byte offset in q's operand of pair k (codes k and k + 4) of word `word` of the 32-channel chunk `chunk` of a row.
 template <class Config>
 __device__ __forceinline__ std::uint32_t query_place(int row, int chunk, int word, int k) {
-  const int step = 2 * word + k / 2, inner = k % 2;
-  return static_cast<std::uint32_t>(((step * 2 + inner) * Config::kRows + row) * 16 + chunk * 4);
+  const int outer = kScalesSums<Config> ? chunk : word, place = kScalesSums<Config> ? word : chunk;
+  const int step = 2 * outer + k / 2, inner = k % 2;
+  return static_cast<std::uint32_t>(((step * 2 + inner) * Config::kRows + row) * 16 + place * 4);
+}
+
+template <Operand kOperand>
+__device__ __forceinline__ void expand_word(std::uint32_t w, std::uint32_t (&f)[4]) {
+  if constexpr (kOperand == Operand::int4) {
+    expand_int4(w, f);
+  } else {
+    expand_e2m1(w, f);
+  }
 }
 
 /// Codes of a thread's keys g and g + 8, and their scales as stored.
@@ -45,7 +55,7 @@ __device__ __forceinline__ void start_scores(const KeyCodes<Config>& keys, std::
     std::uint32_t f[2][4];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      expand_e2m1(words[k][m], f[k]);
+      expand_word<Config::kKey>(words[k][m], f[k]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) f[k][i] = multiply_half2(f[k][i], scales(k, m));
     }
@@ -59,6 +69,50 @@ __device__ __forceinline__ void start_scores(const KeyCodes<Config>& keys, std::
     if (m == 0) ptx::wait_mma<1>();  // frees the registers of what was started before
   }
 }
+
+/// Scores of the warpgroup's tile as sums of chunks of 32 channels, which are scaled one by one.
+template <class Config>
+struct ScoreSums {
+  float sum[2][Config::kScores];
+  SumScales<Config> scales;
+
+  /// All but the end of the last chunk. `codes`: of the lane's row for matrix loads.
+  __device__ __forceinline__ void start(std::uint32_t codes, std::uint32_t queries, const Lane<Config>& own,
+                                        float (&x)[Config::kScores]) {
+    std::uint32_t w[4];
+#pragma unroll
+    for (int c = 0; c < Config::kChunks; ++c) {
+      if (c % 2 == 0) ptx::load_matrices(w, codes ^ (c * 16));
+      std::uint32_t f[2][4];
+      expand_word<Config::kKey>(w[c % 2 * 2], f[0]);
+      expand_word<Config::kKey>(w[c % 2 * 2 + 1], f[1]);
+      ptx::fence_mma();
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        const std::uint32_t a[4] = {f[0][2 * s], f[1][2 * s], f[0][2 * s + 1], f[1][2 * s + 1]};
+        ptx::multiply_async(sum[c % 2], a, queries + (2 * c + s) * 2 * Config::kRows, s);
+      }
+      ptx::commit_mma();
+      ptx::wait_mma<1>();  // at first of what was started before
+      if (c > 0) add(c - 1, own, x);
+    }
+  }
+  /// The rest, when all products are done.
+  __device__ __forceinline__ void finish(const Lane<Config>& own, float (&x)[Config::kScores]) {
+    add(Config::kChunks - 1, own, x);
+  }
+
+ private:
+  __device__ __forceinline__ void add(int c, const Lane<Config>& own, float (&x)[Config::kScores]) {
+    if (c % 2 == 0) scales.take(own, c / 2);
+    ptx::pin(sum[c % 2]);
+#pragma unroll
+    for (int i = 0; i < Config::kScores; ++i) {
+      const float scale = scales.key[i / 2 % 2][c % 2];
+      x[i] = c == 0 ? sum[0][i] * scale : fmaf(sum[c % 2][i], scale, x[i]);
+    }
+  }
+};
 
 /// V of the warp's channels and 32 keys, two steps of 16, as A operands [step][half].
 template <class Config>
@@ -74,7 +128,7 @@ struct ValueSteps {
       std::uint32_t f[2][4];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        expand_e2m1(w[2 * s + r], f[r]);
+        expand_word<Config::kValue>(w[2 * s + r], f[r]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) f[r][i] = multiply_half2(f[r][i], scales.pair[4 * which + 2 * s + r]);
       }
@@ -84,6 +138,12 @@ struct ValueSteps {
         a[s][h][2] = f[1][2 * h], a[s][h][3] = f[1][2 * h + 1];
       }
     }
+  }
+  /// Has all of it computed before this place.
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int i = 0; i < 8 * Config::kHalves; ++i)
+      asm volatile("" : "+r"(a[i / (4 * Config::kHalves)][i / 4 % Config::kHalves][i % 4]));
   }
 };
 

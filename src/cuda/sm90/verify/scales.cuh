@@ -1,35 +1,40 @@
-// Block scales of a tile. They multiply the expanded codes, as f16: e4m3 exactly; e8m0 of K relative to the largest of
-// the key, which multiplies the scores, e8m0 of V relative to an exponent that the warp follows for its channels.
+// Block scales of a tile. They multiply the expanded codes, as f16: e4m3 exactly; e8m0 relative to exponents that the
+// warp follows, of its keys of K and of its channels of V.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/sm90/decode/codes.cuh"
 #include "cuda/sm90/decode/products.cuh"
+#include "cuda/sm90/verify/group_scales.cuh"
 #include "cuda/sm90/verify/tile.cuh"
 
 namespace mpfa::sm90 {
 
-// The f16 of an e8m0 scale has exponent field 30 for K's largest of a key; blocks 2^25 below it lose digits.
-inline constexpr std::int32_t kTopField = 30;
-// V's exponent has field 25, so that codes up to 5 above it need no new one; 2^20 below it blocks lose digits. With the
-// largest one code 254 still fits.
+// An e8m0 scale of the exponent is an f16 with field 25, so that codes up to 5 above it need no new one; 2^20 below it
+// blocks lose digits. With the largest exponent code 254 still fits.
 inline constexpr std::int32_t kFollowedField = 25, kLargestFollowed = 249, kNoneFollowed = -1000;
-inline constexpr std::uint32_t kHalfNan = 0x7E00U;
+inline constexpr std::uint32_t kHalfNan = 0x7E00U, kHidden = 0xF000U;  // hidden: field 0 whatever it is relative to
 
-/// What turns codes times scales of K into values, apart from the factor of the key.
+/// Whether K's scales multiply the sums of chunks of 32 channels.
 template <class Config>
-inline constexpr float kVerifyKeyUnit = Config::kKeyScale == ScaleKind::e8m0 ? 0.5F : Config::kKeyInfo.unit;
+inline constexpr bool kScalesSums = Config::kKeyScale == ScaleKind::group;
+
+/// What turns codes times scales of K into values, apart from the exponent that is followed.
+template <class Config>
+inline constexpr float kVerifyKeyUnit = Config::kKeyScale == ScaleKind::e8m0 ? 1.0F : Config::kKeyInfo.unit;
 
 /// Offsets of a lane in a stage and in its warp's scratch memory. Computed once: the compiler would do it in every
 /// tile.
 template <class Config>
 struct Lane {
-  std::uint32_t keys, key_scales, values, value_scales;  // of the stage
-  std::uint32_t key_select, value_select;                // e8m0: bytes of two words of scales
-  std::uint32_t put_scales, take_scales;                 // of shared memory
+  std::uint32_t keys, key_scales, values, value_scales;            // of the stage
+  std::uint32_t key_select, value_select;                          // e8m0: bytes of two words of scales
+  std::uint32_t put_scales, take_scales;                           // of shared memory
+  std::uint32_t next_key_scales, put_key_scales, take_key_scales;  // groups of K
 
-  __device__ __forceinline__ void enter(std::uint32_t scratch) {
+  __device__ __forceinline__ void enter(const DecodeParams& p, std::uint32_t scratch) {
     const std::uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32 % 4;
     constexpr bool kKeysOfFour = Config::kKeyScale == ScaleKind::e4m3,
                    kTwoHalves = Config::kValueScale == ScaleKind::e4m3;
@@ -41,21 +46,74 @@ struct Lane {
     value_select = warp | (warp + 4) << 8;
     put_scales = scratch + t * 32 + g * 4;
     take_scales = scratch + t * 32 + (kTwoHalves ? g / 4 * 128 : 0);
+    if constexpr (kScalesSums<Config>) {
+      // Keys by matrix loads; a lane has two chunks' scales of key lane / 2.
+      using Row = GroupRow<Config::kKey>;
+      const std::uint32_t key = 16 * warp + lane / 2, chunk = lane % 2 * 2;
+      keys = 16 * warp * Config::kKeyRowBytes + matrix_row<Config::kKeyRowBytes>();
+      key_scales = Config::kKeyScalesAt + key * Config::kKeyScaleBytes + Row::offset(p.k, chunk);
+      next_key_scales = key_scales + Row::offset(p.k, chunk + 1) - Row::offset(p.k, chunk);
+      put_key_scales = scratch + Config::kValueScratchBytes + lane * 8;
+      take_key_scales = scratch + Config::kValueScratchBytes + g * 16;
+      for (std::uint32_t* x : {&next_key_scales, &put_key_scales, &take_key_scales}) ptx::keep_in_register(*x);
+    }
+    if constexpr (Config::kValueScale == ScaleKind::group) value_scales += GroupRow<Config::kValue>::offset(p.v, warp);
     for (std::uint32_t* x : {&keys, &key_scales, &values, &value_scales, &put_scales, &take_scales}) {
       ptx::keep_in_register(*x);
     }
-    if constexpr (!kKeysOfFour) ptx::keep_in_register(key_select);
-    if constexpr (!kTwoHalves) ptx::keep_in_register(value_select);
+    if constexpr (Config::kKeyScale == ScaleKind::e8m0) ptx::keep_in_register(key_select);
+    if constexpr (Config::kValueScale == ScaleKind::e8m0) ptx::keep_in_register(value_select);
   }
 };
+
+__device__ __forceinline__ std::uint32_t followed_bias(std::int32_t exponent) {
+  return static_cast<std::uint16_t>(kFollowedField - exponent) * 0x10001U;
+}
+__device__ __forceinline__ std::int32_t followed_exponent(std::uint32_t bias) {
+  return kFollowedField - static_cast<std::int16_t>(bias & 0xFFFFU);
+}
+/// What codes e2m1 times scales relative to the exponent have to be multiplied by.
+__device__ __forceinline__ float followed_unit(std::uint32_t bias) {
+  const std::int32_t exponent = followed_exponent(bias);
+  return exponent == kNoneFollowed ? 0.0F : exp2f(static_cast<float>(exponent - 127 + 29 - kFollowedField));
+}
+
+/// A code does not fit: makes the exponent the largest code that is not NaN, unless those fit.
+__device__ __forceinline__ void follow_codes(std::uint32_t codes, std::uint32_t& scales, std::uint32_t& bias) {
+  const std::uint32_t code[2] = {codes & 0xFFFFU, codes >> 16};
+  std::uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (code[i] < 0xFFU) largest = max(largest, code[i]);
+  }
+  const auto top = static_cast<std::int32_t>(__reduce_max_sync(0xFFFFFFFFU, largest));
+  const std::int32_t before = followed_exponent(bias);
+  const std::int32_t after = top > before + 30 - kFollowedField ? min(top, kLargestFollowed) : before;
+  bias = followed_bias(after);
+  std::uint32_t bits[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const auto above = static_cast<std::int32_t>(static_cast<std::int16_t>(code[i])) + kFollowedField - after;
+    bits[i] = code[i] == 0xFFU ? kHalfNan : static_cast<std::uint32_t>(max(above, 0)) << 10;
+  }
+  scales = bits[0] | bits[1] << 16;
+}
+/// Two codes as f16 relative to the exponent; true if that had to change, for the whole warp.
+__device__ __forceinline__ bool take_codes(std::uint32_t codes, std::uint32_t& scales, std::uint32_t& bias) {
+  const std::uint32_t field = __viaddmax_s16x2(codes, bias, 0U);
+  const bool beyond = ((field + (0x7FFFU - 30U) * 0x10001U) & 0x80008000U) != 0;
+  scales = field << 10;
+  if (!__builtin_expect(__any_sync(0xFFFFFFFFU, beyond), 0)) return false;
+  follow_codes(codes, scales, bias);
+  return true;
+}
 
 /// Scales of the words of a thread's keys g and g + 8.
 template <class Config>
 struct KeyScales {
-  static constexpr bool kOfKey = Config::kKeyScale == ScaleKind::e8m0;
-  static constexpr int kCount = kOfKey ? 1 : 2;
+  static constexpr bool kFollows = Config::kKeyScale == ScaleKind::e8m0;
+  static constexpr int kCount = kFollows ? 1 : 2;
   std::uint32_t pair[2][kCount];  // f16 twice
-  float key[2];                   // kOfKey: what multiplies scores
 
   /// Stored ones: all of keys g and g + 8, or those of the thread's channels.
   struct Stored {
@@ -65,7 +123,7 @@ struct KeyScales {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const std::uint32_t from = at + k * 8 * Config::kKeyScaleBytes;
-        if constexpr (kOfKey) {
+        if constexpr (kFollows) {
           asm volatile("ld.shared.u32 %0, [%1];" : "=r"(w[k]) : "r"(from));
         } else {
           std::uint16_t two;
@@ -76,19 +134,18 @@ struct KeyScales {
     }
   };
 
-  __device__ __forceinline__ void take(const Stored& stored, const Lane<Config>& own) {
-    const std::uint32_t low = stored.w[0], high = stored.w[1];
-    if constexpr (kOfKey) {
-      // The largest byte of a key, then of both keys in the halves of a word.
-      const std::uint32_t a = __vmaxu2(low, low << 8), b = __vmaxu2(high, high << 8);
-      const std::uint32_t both = __vmaxu2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
-      const std::uint32_t top = __byte_perm(both, 0, 0x4341);
-      const std::uint32_t code = __byte_perm(low, high, own.key_select) & 0x00FF00FFU;
-      // 0x100 keeps the halves of the difference apart.
-      constexpr std::uint32_t kOffset = (0x100U + kTopField) * 0x10001U;
-      const std::uint32_t bits = __viaddmax_s16x2(code + kOffset - top, 0xFF00FF00U, 0U) << 10;
+  /// hidden: keys g and g + 8 that no row sees, whose scales must not be followed. True if `bias` changed.
+  __device__ __forceinline__ bool take(const Stored& stored, const Lane<Config>& own, bool masked,
+                                       const bool (&hidden)[2], std::uint32_t& bias) {
+    bool changed = false;
+    if constexpr (kFollows) {
+      std::uint32_t codes = __byte_perm(stored.w[0], stored.w[1], own.key_select) & 0x00FF00FFU, bits;
+      if (__builtin_expect(masked, 0)) {
+        if (hidden[0]) codes = (codes & 0xFFFF0000U) | kHidden;
+        if (hidden[1]) codes = (codes & 0xFFFFU) | kHidden << 16;
+      }
+      changed = take_codes(codes, bits, bias);
       pair[0][0] = __byte_perm(bits, 0, 0x1010), pair[1][0] = __byte_perm(bits, 0, 0x3232);
-      key[0] = __uint_as_float(top << 23), key[1] = __uint_as_float(top << 7 & 0x7F800000U);
     } else {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
@@ -96,39 +153,34 @@ struct KeyScales {
         pair[k][0] = __byte_perm(halves, 0, 0x1010), pair[k][1] = __byte_perm(halves, 0, 0x3232);
       }
     }
+    return changed;
   }
   /// Of word m.
   __device__ __forceinline__ std::uint32_t operator()(int k, int m) const {
-    return pair[k][kOfKey ? 0 : m / 2];
-  }
-
-  /// A score times the factor of its key g + 8 k; NaN if that is infinite, which stands for a NaN.
-  __device__ __forceinline__ float scaled(int k, float x) const {
-    return fmaf(x, key[k], key[k] - key[k]);
+    return pair[k][kFollows ? 0 : m / 2];
   }
 };
 
-__device__ __forceinline__ std::uint32_t followed_bias(std::int32_t exponent) {
-  return static_cast<std::uint16_t>(kFollowedField - exponent) * 0x10001U;
-}
-__device__ __forceinline__ std::int32_t followed_exponent(std::uint32_t bias) {
-  return kFollowedField - static_cast<std::int16_t>(bias & 0xFFFFU);
-}
-
 /// Which of the lane's keys of V, 2 l and 2 l + 1 of the tile, every row may not see, and what NaN was found.
 struct Unseen {
-  bool masked = false, hidden[2] = {false, false};
+  bool hidden[2] = {false, false};
   std::uint32_t nan = 0;  // bit 2 i + b: block b of the warp's chunk, key i
 };
 
 /// Scales of the warp's 32 channels, of the thread's keys 8 j + 2 t and 8 j + 2 t + 1, as f16 pairs.
 template <class Config>
 struct ValueScales {
+  static constexpr ScaleKind kKind = Config::kValueScale;
+  using Codes = std::conditional_t<kKind == ScaleKind::group, float2, std::uint32_t>;
   std::uint32_t pair[8];
 
-  /// The stored ones of the lane's keys 2 l and 2 l + 1: e8m0 in halves; e4m3 block 0 of both keys, block 1 of both.
-  __device__ __forceinline__ static std::uint32_t codes(std::uint32_t at, const Lane<Config>& own) {
-    if constexpr (Config::kValueScale == ScaleKind::e8m0) {
+  /// The stored ones of the lane's keys 2 l and 2 l + 1: e8m0 in halves; e4m3 block 0 of both keys, block 1 of both;
+  /// groups as floats.
+  __device__ __forceinline__ static Codes codes(const DecodePages& pages, std::uint32_t at, const Lane<Config>& own) {
+    if constexpr (kKind == ScaleKind::group) {
+      using Row = GroupRow<Config::kValue>;
+      return make_float2(Row::load(pages, at), Row::load(pages, at + Config::kValueScaleBytes));
+    } else if constexpr (kKind == ScaleKind::e8m0) {
       std::uint32_t w[2];
       load_words(w, at);
       return __byte_perm(w[0], w[1], own.value_select) & 0x00FF00FFU;
@@ -140,8 +192,16 @@ struct ValueScales {
     }
   }
   /// Zeros for hidden keys and for NaN, which are taken down.
-  __device__ __forceinline__ static void hide(std::uint32_t& codes, Unseen& unseen) {
-    if constexpr (Config::kValueScale == ScaleKind::e8m0) {
+  __device__ __forceinline__ static void hide(Codes& codes, Unseen& unseen) {
+    if constexpr (kKind == ScaleKind::group) {
+      float* const scale[2] = {&codes.x, &codes.y};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool nan = !isfinite(*scale[i]);
+        if (nan) unseen.nan |= 1U << (2 * i);
+        if (nan || unseen.hidden[i]) *scale[i] = 0.0F;
+      }
+    } else if constexpr (kKind == ScaleKind::e8m0) {
       std::uint32_t code[2] = {codes & 0xFFFFU, codes >> 16};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -160,14 +220,18 @@ struct ValueScales {
   }
 
   /// Puts the warp's into scratch memory. Returns what the sums so far have to be multiplied by.
-  __device__ __forceinline__ static float put(std::uint32_t codes, const Lane<Config>& own, std::uint32_t& bias) {
+  __device__ __forceinline__ static float put(Codes codes, const Lane<Config>& own, std::uint32_t& bias) {
     const std::uint32_t to = own.put_scales;
     float keep = 1.0F;
-    if constexpr (Config::kValueScale == ScaleKind::e8m0) {
-      const std::uint32_t field = __viaddmax_s16x2(codes, bias, 0U);
-      const bool beyond = ((field + (0x7FFFU - 30U) * 0x10001U) & 0x80008000U) != 0;
-      std::uint32_t bits = field << 10;
-      if (__builtin_expect(__any_sync(0xFFFFFFFFU, beyond), 0)) keep = follow(codes, bits, bias);
+    if constexpr (kKind == ScaleKind::group) {
+      keep = follow_groups(fmaxf(fabsf(codes.x), fabsf(codes.y)), bias);
+      const float lift = __uint_as_float(bias);
+      const std::uint32_t bits = half2_bits(__floats2half2_rn(codes.x * lift, codes.y * lift));
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
+    } else if constexpr (kKind == ScaleKind::e8m0) {
+      std::uint32_t bits;
+      const std::int32_t before = followed_exponent(bias);
+      if (take_codes(codes, bits, bias)) keep = exp2f(static_cast<float>(before - followed_exponent(bias)));
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
     } else {
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(e4m3_pair(codes)) : "memory");
@@ -180,31 +244,6 @@ struct ValueScales {
     const uint4 a = ptx::load_shared_words(own.take_scales), b = ptx::load_shared_words(own.take_scales + 16);
     pair[0] = a.x, pair[1] = a.y, pair[2] = a.z, pair[3] = a.w;
     pair[4] = b.x, pair[5] = b.y, pair[6] = b.z, pair[7] = b.w;
-  }
-
- private:
-  static constexpr std::uint32_t kHidden = 0xF000U;  // field 0 whatever it is relative to
-
-  /// A code does not fit: makes the exponent the largest code that is not NaN, unless those fit.
-  __device__ __forceinline__ static float follow(std::uint32_t codes, std::uint32_t& scales, std::uint32_t& bias) {
-    const std::uint32_t code[2] = {codes & 0xFFFFU, codes >> 16};
-    std::uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (code[i] < 0xFFU) largest = max(largest, code[i]);
-    }
-    const auto top = static_cast<std::int32_t>(__reduce_max_sync(0xFFFFFFFFU, largest));
-    const std::int32_t before = followed_exponent(bias);
-    const std::int32_t after = top > before + 30 - kFollowedField ? min(top, kLargestFollowed) : before;
-    bias = followed_bias(after);
-    std::uint32_t bits[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const auto above = static_cast<std::int32_t>(static_cast<std::int16_t>(code[i])) + kFollowedField - after;
-      bits[i] = code[i] == 0xFFU ? kHalfNan : static_cast<std::uint32_t>(max(above, 0)) << 10;
-    }
-    scales = bits[0] | bits[1] << 16;
-    return exp2f(static_cast<float>(before - after));
   }
 };
 

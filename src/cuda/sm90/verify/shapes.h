@@ -16,8 +16,12 @@ constexpr int verify_groups(int row_tiles) {
 }
 /// Whether there is a verify kernel.
 constexpr bool has_verify_kernel(std::int64_t head_dim, OperandPair operands) {
-  return head_dim == 128 && operands.key == operands.value &&
-         (operands.key == Operand::mxfp4 || operands.key == Operand::nvfp4);
+  return head_dim == 128 && operands.key == operands.value && operand_info(operands.key).bits == 4;
+}
+
+/// Whether it takes pages of `page_size` tokens with these bytes of scales of a token, which it copies by words.
+constexpr bool has_verify_pages(std::int64_t page_size, std::int64_t key_scale_bytes, std::int64_t value_scale_bytes) {
+  return page_size % kVerifyPage == 0 && key_scale_bytes % 4 == 0 && value_scale_bytes % 4 == 0;
 }
 
 /// Row tiles of 8 of a block for `rows` query rows of one KV head; up to 8 rows are for the decode kernel.
@@ -32,9 +36,14 @@ constexpr std::int32_t verify_teams(std::int32_t row_tiles, std::int64_t outputs
   return outputs <= 2 * blocks ? (groups == 3 ? 1 : 2) : groups;
 }
 
-/// Bytes of the scales of a token and head.
-constexpr int scale_bytes(ScaleKind kind, int head_dim) {
-  return kind == ScaleKind::e8m0 ? head_dim / 32 : kind == ScaleKind::e4m3 ? head_dim / 16 : 4;
+/// Room for the scales of a token and head.
+constexpr int scale_room(Operand o, int head_dim) {
+  switch (operand_info(o).scale) {
+    case ScaleKind::e8m0: return head_dim / 32;
+    case ScaleKind::e4m3: return head_dim / 16;
+    case ScaleKind::group: return o == Operand::fp4_f32 ? head_dim / 8 : head_dim / 16;
+    default: return 4;
+  }
 }
 
 }  // namespace mpfa::sm90

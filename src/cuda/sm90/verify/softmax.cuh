@@ -43,6 +43,18 @@ struct RowTops {
     }
     __syncwarp();
   }
+  /// Makes the factors `unit` times those of the rows.
+  __device__ __forceinline__ void scale(const float* factors, float unit) const {
+    __syncwarp();
+    if (threadIdx.x % 32 < 4) {
+#pragma unroll
+      for (int n = 0; n < Config::kRowTiles; ++n) {
+        const float4 top = load(n);
+        store(n, make_float4(factors[column_row(n, 0)] * unit, factors[column_row(n, 1)] * unit, top.z, top.w));
+      }
+    }
+    __syncwarp();
+  }
 };
 
 template <class Config>
@@ -54,7 +66,8 @@ __device__ __forceinline__ void clear_state(GroupState<Config>& state) {
   }
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) state.sum[n][0] = state.sum[n][1] = 0.0F;
-  state.bias = followed_bias(kNoneFollowed);
+  state.bias = Config::kValueScale == ScaleKind::group ? kNoGroups : followed_bias(kNoneFollowed);
+  state.key_bias = followed_bias(kNoneFollowed);
 }
 
 template <class Config>
@@ -93,7 +106,7 @@ __device__ __forceinline__ void spread_group_nan(const DecodeParams& p, const Se
 #pragma unroll 1
   for (std::int32_t key = 0; key < kVerifyKeys; ++key) {
     const std::uint32_t blocks = __shfl_sync(0xFFFFFFFFU, nan, key / 2) >> (2 * (key % 2));
-    const std::uint32_t own = Config::kValueScale == ScaleKind::e8m0 ? blocks & 1U : blocks >> (g / 4) & 1U;
+    const std::uint32_t own = Config::kValueScale == ScaleKind::e4m3 ? blocks >> (g / 4) & 1U : blocks & 1U;
     if (own == 0) continue;
 #pragma unroll
     for (int n = 0; n < Config::kRowTiles; ++n) {

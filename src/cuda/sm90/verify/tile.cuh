@@ -25,7 +25,7 @@ class GroupPages {
     // Lanes 0 to 15 copy the scales of K, the others those of V.
     const DecodePages& scaled = lane < 16 ? p.k : p.v;
     scales_ = scaled.scales + head * scaled.scale_head + static_cast<std::int64_t>(lane % 16) * scaled.scale_row;
-    scale_page_ = scaled.scale_page, scale_row_ = scaled.scale_row;
+    scale_bytes_ = scaled.scale_bytes, scale_page_ = scaled.scale_page, scale_row_ = scaled.scale_row;
     to_ = code_offset<Config::kKeyRowBytes>(kVerifyPage * warp + lane / kRowChunks, lane % kRowChunks);
     scale_to_ = (lane < 16 ? Config::kKeyScalesAt : Config::kValueScalesAt) +
                 (kVerifyPage * warp + lane % 16) * Config::kKeyScaleBytes;
@@ -57,7 +57,13 @@ class GroupPages {
       ptx::copy_async16(to, k + rows * p_->k.data_row);
       ptx::copy_async16(to + Config::kValuesAt, v + rows * p_->v.data_row);
     }
-    ptx::copy_async_small<Config::kKeyScaleBytes>(stage + scale_to_, at(scales_, scale_page_, scale_row_));
+    const std::uint8_t* scales = at(scales_, scale_page_, scale_row_);
+    if constexpr (Config::kKeyScale == ScaleKind::group) {
+      ptx::copy_async_if<Config::kKeyScaleBytes>(scale_bytes_, stage + scale_to_, scales);
+      ptx::copy_async_if<Config::kKeyScaleBytes / 2>(scale_bytes_, stage + scale_to_, scales);
+    } else {
+      ptx::copy_async_small<Config::kKeyScaleBytes>(stage + scale_to_, scales);
+    }
   }
 
  private:
@@ -66,7 +72,7 @@ class GroupPages {
   static_assert(Config::kKeyScaleBytes == Config::kValueScaleBytes);
 
   const DecodeParams* p_;
-  std::int32_t scale_page_, scale_row_;
+  std::int32_t scale_bytes_, scale_page_, scale_row_;
   std::uint32_t to_, scale_to_;  // offsets in a stage
   const std::uint8_t *k_, *v_, *scales_;
 };
@@ -77,7 +83,7 @@ struct GroupState {
   // [half][n * 4 + r * 2 + j]: row g + 8 r of the half's 16 channels of the warp, column 8 n + 2 t + j.
   float out[Config::kHalves][Config::kScores];
   float sum[Config::kRowTiles][2];  // over the thread's own keys
-  std::uint32_t bias;               // what V's scales are relative to, see scales.cuh
+  std::uint32_t bias, key_bias;     // what scales of V and of K are relative to, see scales.cuh
 };
 
 }  // namespace mpfa::sm90

@@ -88,11 +88,19 @@ __device__ __forceinline__ const std::uint8_t* multiply_add_wide(std::int32_t a,
   return sum;
 }
 
-/// kBytes, 4 or 8, from global to shared memory.
+/// kBytes, 4, 8 or 16, from global to shared memory.
 template <int kBytes>
 __device__ __forceinline__ void copy_async_small(std::uint32_t to, const void* from) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+}
+
+/// The same if `bytes` is kBytes, by a predicate instead of a branch.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_if(std::int32_t bytes, std::uint32_t to, const void* from) {
+  asm volatile("{.reg .pred p; setp.eq.s32 p, %3, %2; @p cp.async.ca.shared.global [%0], [%1], %2;}" ::"r"(to),
+               "l"(from), "n"(kBytes), "r"(bytes)
+               : "memory");
 }
 
 }  // namespace mpfa::ptx

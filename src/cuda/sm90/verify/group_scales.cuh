@@ -1,0 +1,80 @@
+// Scales of groups, f32 or f16. Of K they multiply the scores of a chunk of 32 channels, as f32; of V the codes, as f16
+// relative to an exponent that the warp follows for its channels.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/sm90/decode/products.cuh"
+#include "cuda/sm90/decode/scale_row.cuh"
+#include "cuda/sm90/verify/tile.cuh"
+
+namespace mpfa::sm90 {
+
+template <class Config>
+struct Lane;
+
+// V's largest scale so far becomes an f16 of [2^10, 2^11); those up to 2^15 need no new exponent.
+inline constexpr std::uint32_t kGroupLift = 10, kMostGroupExponent = 245;  // with it NaN and Inf stay such
+inline constexpr float kMostGroupScale = 0x1p15F;
+
+/// Of one operand, where a chunk of 32 channels has its scale in the row of a key, as it is stored.
+template <Operand kOperand>
+struct GroupRow {
+  static constexpr bool kIntegers = kOperand == Operand::int4;
+
+  __device__ __forceinline__ static std::uint32_t offset(const DecodePages& pages, std::uint32_t chunk) {
+    return kIntegers && pages.row_scale != 0 ? 0U : (chunk >> pages.scale_shift) * (kIntegers ? 2U : 4U);
+  }
+  /// At a shared address.
+  __device__ __forceinline__ static float load(const DecodePages& pages, std::uint32_t at) {
+    if (kIntegers && pages.row_scale == 0) {
+      std::uint16_t half;
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(at));
+      return __half2float(__ushort_as_half(half));
+    }
+    std::uint32_t word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at));
+    return f32_scale(word);
+  }
+};
+
+/// V's scales relative to the exponent are multiplied by the float whose bits are `bias`. Makes that fit the warp's
+/// `largest`; returns what the sums so far have to be multiplied by.
+__device__ __forceinline__ float follow_groups(float largest, std::uint32_t& bias) {
+  if (!__builtin_expect(__any_sync(0xFFFFFFFFU, largest * __uint_as_float(bias) > kMostGroupScale), 0)) return 1.0F;
+  const std::uint32_t bits = __float_as_uint(largest);
+  const std::uint32_t top = __reduce_max_sync(0xFFFFFFFFU, bits < 0x7F800000U ? bits : 0U);
+  if (__uint_as_float(top) * __uint_as_float(bias) <= kMostGroupScale) return 1.0F;
+  const std::uint32_t raised = 254U + kGroupLift - min(top >> 23, kMostGroupExponent);
+  const std::int32_t keep = 127 + static_cast<std::int32_t>(raised) - static_cast<std::int32_t>(bias >> 23);
+  bias = raised << 23;
+  return __uint_as_float(static_cast<std::uint32_t>(max(keep, 0)) << 23);
+}
+inline constexpr std::uint32_t kNoGroups = 253U << 23;  // no scale seen yet
+
+/// K's scales of the thread's keys g and g + 8 and two chunks, by way of the warp's scratch memory.
+template <class Config>
+struct SumScales {
+  static_assert(Config::kChunks == 4);
+  float key[2][2];  // [key][chunk]
+
+  /// The lane's two chunks of one key.
+  __device__ __forceinline__ static void put(const DecodePages& pages, std::uint32_t stage, const Lane<Config>& own) {
+    using Row = GroupRow<Config::kKey>;
+    const float a = Row::load(pages, stage + own.key_scales), b = Row::load(pages, stage + own.next_key_scales);
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(own.put_key_scales), "f"(a), "f"(b) : "memory");
+  }
+  /// Of chunks 2 pair and 2 pair + 1, after __syncwarp.
+  __device__ __forceinline__ void take(const Lane<Config>& own, int pair) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      std::uint32_t two[2];
+      load_words(two, own.take_key_scales + k * 128 + pair * 8);
+      key[k][0] = __uint_as_float(two[0]), key[k][1] = __uint_as_float(two[1]);
+    }
+  }
+};
+
+}  // namespace mpfa::sm90
