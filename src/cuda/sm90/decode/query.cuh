@@ -148,6 +148,7 @@ __device__ __forceinline__ float store_terms(const DecodeParams& p, const std::u
   }
 #pragma unroll
   for (int term = 0; term < kQueryTerms; ++term) {
+    if (term == 2 && !has_third_term(p)) break;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const std::uint32_t bytes = take_e4m3(v[half]);
