@@ -46,14 +46,18 @@ struct CacheConfig {
 /// slot_mapping[i] = page * page_size + slot of pages that the caller owns; -1 skips the token. The bytes are those
 /// that PagedCache::write_slots writes for the same `config`, whose page count, page size, heads, head dims and global
 /// scales are those of the pages (batch is not looked at). For linear pages and recipes that keep no bf16 tokens, take
-/// no mean from a first append and have no rank-one term. Fails, with nothing changed, on slots outside the pages or
-/// given twice. Refuses K and V that share bytes. counters may be null.
+/// no mean from a first append and have no rank-one term. With shared_kv K alone is written: v has no data and v_pages
+/// is MutablePages(). With `rope`, k is rotated at rope->positions [n], and rope->q [1, sq, q_heads, head_dim] goes to
+/// rope->q_out, as in PagedCache::write_slots. Fails, with nothing changed, on slots outside the pages or given twice.
+/// Refuses pages of K and V that share bytes. counters may be null.
 [[nodiscard]] Status quantise_to_pages(const CacheConfig& config, const MutablePages& k_pages,
                                        const MutablePages& v_pages, const TensorView& k, const TensorView& v,
-                                       std::span<const std::int64_t> slot_mapping, QuantiseCounters* counters);
+                                       std::span<const std::int64_t> slot_mapping, QuantiseCounters* counters,
+                                       const Rope* rope = nullptr);
 [[nodiscard]] Status quantise_to_pages(const CacheConfig& config, const MutablePages& k_pages,
                                        const MutablePages& v_pages, const TensorView& k, const TensorView& v,
-                                       std::span<const std::int32_t> slot_mapping, QuantiseCounters* counters);
+                                       std::span<const std::int32_t> slot_mapping, QuantiseCounters* counters,
+                                       const Rope* rope = nullptr);
 
 class PagedCache {
  public:

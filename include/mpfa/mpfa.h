@@ -321,12 +321,13 @@ MPFA_API mpfa_status mpfa_pages_convert(const mpfa_pages* pages, const char* for
                                         mpfa_counters* counters, mpfa_error* error);
 /* Quantises token i of k [1, count, kv_heads, head_dim] and v into slot slot_mapping[i] = page * page_size + slot; -1
  * skips it. slot_mapping [count] of MPFA_I32 or MPFA_I64. The bytes are those of mpfa_cache_write_slots on a cache of
- * this config, whose sizes and global scales are those of the pages. Counters are added to what is there; may be NULL.
- */
+ * this config, whose sizes and global scales are those of the pages; with its shared_kv, v_pages and v are NULL and K
+ * alone is written. rope turns k, and q into q_out, as in mpfa_cache_write_slots_rope; needs positions; NULL: none.
+ * Counters are added to what is there; may be NULL. */
 MPFA_API mpfa_status mpfa_pages_write(const mpfa_cache_config* config, const mpfa_pages* k_pages,
                                       const mpfa_pages* v_pages, const mpfa_tensor* k, const mpfa_tensor* v,
                                       const void* slot_mapping, mpfa_dtype slot_dtype, int64_t count,
-                                      mpfa_counters* counters, mpfa_error* error);
+                                      const mpfa_rope* rope, mpfa_counters* counters, mpfa_error* error);
 /* Writes tokens to pages in GPU memory. Every pointer but those to structs is memory of the current CUDA device, also
  * in the pages and in rope. */
 typedef struct mpfa_slot_write {

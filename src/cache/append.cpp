@@ -108,7 +108,7 @@ Status PagedCache::append_tokens(const TensorView& k, const TensorView* v, const
                                  const std::int32_t* sequences, const std::int64_t* counts, const Rope* rope) try {
   State& st = *state_;
   const CacheConfig& c = st.config;
-  MPFA_RETURN_IF_ERROR(st.check_values("append", v != nullptr));
+  MPFA_RETURN_IF_ERROR(check_values("append", st.config, v != nullptr));
   const TensorView values = v == nullptr ? TensorView{} : *v;
   const std::int64_t n = k.shape[0];
   const std::int64_t tokens = k.shape[1];

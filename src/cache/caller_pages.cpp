@@ -5,8 +5,10 @@
 #include <new>
 
 #include "cache/row_ops.hpp"
+#include "cache/slots.hpp"
 #include "cache/state.hpp"
 #include "pages/pages.hpp"
+#include "text/heap_full.hpp"
 #include "threads/run_tasks.hpp"
 
 namespace mpfa {
@@ -46,92 +48,32 @@ Status check_caller_recipe(const char* call, const Recipe& r) {
                   call, recipe_text(r)));
 }
 
-template <class Slot>
-Status check_slots(std::span<const Slot> slots, const PagesKind& kind) {
-  const std::int64_t end = kind.num_pages * kind.page_size;
-  std::vector<std::int64_t> sorted;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (slots[i] == -1) continue;
-    if (slots[i] < 0 || slots[i] >= end) {
-      return {StatusCode::out_of_range,
-              fmt::format("quantise_to_pages: slot_mapping[{}] is {}; {} pages of {} tokens have slots 0..{}, and -1 "
-                          "skips a token",
-                          i, slots[i], kind.num_pages, kind.page_size, end - 1)};
-    }
-    sorted.push_back(slots[i]);
+/// The pages of one operand, where they are given.
+Status check_target(const char* call, const char* name, const MutablePages& pages, const BlockFormat& format,
+                    const std::vector<float>& global, const CacheConfig& c, std::int64_t head_dim) {
+  MPFA_RETURN_IF_ERROR(check_kind(call, name, pages.kind, format, c, head_dim));
+  if (pages.kind.num_pages != c.num_pages) {
+    return invalid(fmt::format("{}: {} has {} pages, the configuration {}; they must be equal", call, name,
+                               pages.kind.num_pages, c.num_pages));
   }
-  std::sort(sorted.begin(), sorted.end());
-  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  if (twice == sorted.end()) return {};
-  return invalid(fmt::format("quantise_to_pages: slot {} is given twice; every token needs a slot of its own", *twice));
+  if (pages.kind.layout != PagesLayout::linear) {
+    return invalid(
+        fmt::format("{}: pages of layout {} cannot be written token by token; write linear pages and copy_pages to "
+                    "them",
+                    call, pages_layout_name(pages.kind.layout)));
+  }
+  return check_global(call, name[0] == 'k' ? "k_global" : "v_global", global, pages.bytes, c.kv_heads);
 }
 
-template <class Slot>
-Status write(const CacheConfig& c, const MutablePages& kp, const MutablePages& vp, const TensorView& k,
-             const TensorView& v, std::span<const Slot> slots, QuantiseCounters* counters) {
-  constexpr const char* kCall = "quantise_to_pages";
-  const auto n = static_cast<std::int64_t>(slots.size());
-  MPFA_RETURN_IF_ERROR(check_config(c));
-  MPFA_RETURN_IF_ERROR(check_caller_recipe(kCall, c.recipe));
-  if (c.shared_kv) {
-    return invalid(
-        fmt::format("{}: the configuration shares the storage of K and V, this call writes both; use a "
-                    "PagedCache and write_slots",
-                    kCall));
-  }
-  MPFA_RETURN_IF_ERROR(check_kind(kCall, "k_pages", kp.kind, c.recipe.k, c, c.head_dim));
-  MPFA_RETURN_IF_ERROR(check_kind(kCall, "v_pages", vp.kind, c.recipe.v, c, c.head_dim_v));
-  if (kp.kind.num_pages != c.num_pages || vp.kind.num_pages != c.num_pages) {
-    return invalid(fmt::format("{}: k_pages has {} pages, v_pages {}, the configuration {}; they must be equal", kCall,
-                               kp.kind.num_pages, vp.kind.num_pages, c.num_pages));
-  }
-  for (const MutablePages* p : {&kp, &vp}) {
-    if (p->kind.layout == PagesLayout::linear) continue;
-    return invalid(
-        fmt::format("{}: pages of layout {} cannot be written token by token; write linear pages and "
-                    "copy_pages to them",
-                    kCall, pages_layout_name(p->kind.layout)));
-  }
-  if (pages::share_bytes(kp.view(), vp.view())) {
-    return invalid(fmt::format("{}: k_pages and v_pages share bytes; give each memory of its own", kCall));
-  }
-  MPFA_RETURN_IF_ERROR(check_global(kCall, "k_global", c.k_global, kp.bytes, c.kv_heads));
-  MPFA_RETURN_IF_ERROR(check_global(kCall, "v_global", c.v_global, vp.bytes, c.kv_heads));
-  MPFA_RETURN_IF_ERROR(check_tokens(kCall, "k", k, 1, n, c.kv_heads, c.head_dim));
-  MPFA_RETURN_IF_ERROR(check_tokens(kCall, "v", v, 1, n, c.kv_heads, c.head_dim_v));
-  const NewTokens tokens{k, v, 0, n};
-  constexpr std::int64_t kChunk = 32;
-  const std::int64_t chunks = (n + kChunk - 1) / kChunk;
-  std::vector<QuantiseCounters> parts;
-  SequenceState means;
-  try {
-    MPFA_RETURN_IF_ERROR(check_slots(slots, kp.kind));
-    means = fixed_means(c);
-    parts.resize(static_cast<std::size_t>(chunks));
-  } catch (const std::bad_alloc&) {
-    return {StatusCode::out_of_memory, fmt::format("{}: {} tokens do not fit in memory; write less", kCall, n)};
-  }
-  const formats::RowQuantiser k_rows(c.recipe.k, c.head_dim), v_rows(c.recipe.v, c.head_dim_v);
-  const int threads = threads_for(c, n * c.kv_heads * (c.head_dim + c.head_dim_v));
-  threads::run_tasks(c.executor, chunks, threads, [&](std::int64_t chunk, int) {
-    const RopeRow no_turn;
-    rows::Row row;
-    for (std::int64_t t = chunk * kChunk; t < std::min(n, (chunk + 1) * kChunk); ++t) {
-      if (slots[t] < 0) continue;
-      const std::int64_t page = slots[t] / c.page_size, slot = slots[t] % c.page_size;
-      for (std::int64_t h = 0; h < c.kv_heads; ++h) {
-        centred_key(c, means, tokens, t, h, no_turn, row.x);
-        if (c.recipe.rotate != Rotate::none) rows::hadamard(row.x, c.head_dim);
-        k_rows.write(slot, row.x, kp.bytes.global_scale(h), kp.page(page, h), parts[chunk]);
-        stored_value(c, means, tokens, t, h, row.x);
-        v_rows.write(slot, row.x, vp.bytes.global_scale(h), vp.page(page, h), parts[chunk]);
-      }
-    }
-  });
-  QuantiseCounters met;
-  for (const QuantiseCounters& p : parts) met += p;
-  if (counters != nullptr) *counters += met;
-  return {};
+Status check_targets(const char* call, const CacheConfig& c, const MutablePages& kp, const MutablePages& vp) {
+  MPFA_RETURN_IF_ERROR(check_target(call, "k_pages", kp, c.recipe.k, c.k_global, c, c.head_dim));
+  if (c.shared_kv) return {};
+  MPFA_RETURN_IF_ERROR(check_target(call, "v_pages", vp, c.recipe.v, c.v_global, c, c.head_dim_v));
+  if (!pages::share_bytes(kp.view(), vp.view())) return {};
+  return invalid(
+      fmt::format("{}: k_pages and v_pages share bytes; give each memory of its own, or where V is part of K write K "
+                  "alone, with shared_kv (Python: a PageView with v=None)",
+                  call));
 }
 
 }  // namespace
@@ -150,16 +92,66 @@ Status check_page_recipe(const char* call, const Recipe& r) {
                   call, recipe_text(r)));
 }
 
-Status quantise_to_pages(const CacheConfig& config, const MutablePages& k_pages, const MutablePages& v_pages,
-                         const TensorView& k, const TensorView& v, std::span<const std::int64_t> slot_mapping,
-                         QuantiseCounters* counters) {
-  return write(config, k_pages, v_pages, k, v, slot_mapping, counters);
+Status quantise_to_pages(const CacheConfig& c, const MutablePages& kp, const MutablePages& vp, const TensorView& k,
+                         const TensorView& v, std::span<const std::int64_t> slots, QuantiseCounters* counters,
+                         const Rope* rope) try {
+  constexpr const char* kCall = "quantise_to_pages";
+  const auto n = static_cast<std::int64_t>(slots.size());
+  MPFA_RETURN_IF_ERROR(check_config(c));
+  MPFA_RETURN_IF_ERROR(check_caller_recipe(kCall, c.recipe));
+  MPFA_RETURN_IF_ERROR(check_values(kCall, c, v.data != nullptr || vp.kind.page_size > 0));
+  MPFA_RETURN_IF_ERROR(check_targets(kCall, c, kp, vp));
+  MPFA_RETURN_IF_ERROR(check_tokens(kCall, "k", k, 1, n, c.kv_heads, c.head_dim));
+  if (!c.shared_kv) MPFA_RETURN_IF_ERROR(check_tokens(kCall, "v", v, 1, n, c.kv_heads, c.head_dim_v));
+  const NewTokens tokens{k, v, 0, n, 0, rope};
+  MPFA_RETURN_IF_ERROR(check_slot_rope(kCall, c, tokens, slots));
+  constexpr std::int64_t kChunk = 32;
+  const std::int64_t chunks = (n + kChunk - 1) / kChunk;
+  std::vector<QuantiseCounters> parts;
+  std::vector<std::int64_t> turns;
+  SequenceState means;
+  try {
+    MPFA_RETURN_IF_ERROR(check_slots(kCall, c.num_pages, c.page_size, slots));
+    turns = query_positions(tokens, slots);
+    means = fixed_means(c);
+    parts.resize(static_cast<std::size_t>(chunks));
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::out_of_memory, fmt::format("{}: {} tokens do not fit in memory; write less", kCall, n)};
+  }
+  const formats::RowQuantiser k_rows(c.recipe.k, c.head_dim), v_rows(c.recipe.v, c.head_dim_v);
+  const int threads = threads_for(c, n * c.kv_heads * (c.head_dim + c.head_dim_v));
+  threads::run_tasks(c.executor, chunks, threads, [&](std::int64_t chunk, int) {
+    rows::Row row;
+    for (std::int64_t t = chunk * kChunk; t < std::min(n, (chunk + 1) * kChunk); ++t) {
+      if (slots[t] < 0) continue;
+      const RopeRow turn = rope_row(tokens, t);
+      const std::int64_t page = slots[t] / c.page_size, slot = slots[t] % c.page_size;
+      for (std::int64_t h = 0; h < c.kv_heads; ++h) {
+        centred_key(c, means, tokens, t, h, turn, row.x);
+        if (c.recipe.rotate != Rotate::none) rows::hadamard(row.x, c.head_dim);
+        k_rows.write(slot, row.x, kp.bytes.global_scale(h), kp.page(page, h), parts[chunk]);
+        if (c.shared_kv) continue;
+        stored_value(c, means, tokens, t, h, row.x);
+        v_rows.write(slot, row.x, vp.bytes.global_scale(h), vp.page(page, h), parts[chunk]);
+      }
+    }
+  });
+  QuantiseCounters met;
+  for (const QuantiseCounters& p : parts) met += p;
+  if (counters != nullptr) *counters += met;
+  if (!turns.empty()) rotate_queries(c, *rope, turns);
+  return {};
+} catch (const std::bad_alloc&) {
+  return heap_full("quantise_to_pages");
 }
 
 Status quantise_to_pages(const CacheConfig& config, const MutablePages& k_pages, const MutablePages& v_pages,
                          const TensorView& k, const TensorView& v, std::span<const std::int32_t> slot_mapping,
-                         QuantiseCounters* counters) {
-  return write(config, k_pages, v_pages, k, v, slot_mapping, counters);
+                         QuantiseCounters* counters, const Rope* rope) try {
+  const std::vector<std::int64_t> wide(slot_mapping.begin(), slot_mapping.end());
+  return quantise_to_pages(config, k_pages, v_pages, k, v, wide, counters, rope);
+} catch (const std::bad_alloc&) {
+  return heap_full("quantise_to_pages");
 }
 
 Status PagedCache::import_pages(std::int64_t sequence, const Pages& k, const Pages& v,

@@ -31,7 +31,7 @@ Status PagedCache::State::check_sequence(const char* call, std::int64_t sequence
           fmt::format("{}: sequence {} is out of range; ids are in 0..{}", call, sequence, config.batch - 1)};
 }
 
-Status PagedCache::State::check_values(const char* call, bool given) const {
+Status check_values(const char* call, const CacheConfig& config, bool given) {
   if (given != config.shared_kv) return {};
   if (given) {
     return {StatusCode::invalid_argument,
@@ -39,7 +39,7 @@ Status PagedCache::State::check_values(const char* call, bool given) const {
                         call, config.head_dim_v)};
   }
   return {StatusCode::invalid_argument,
-          fmt::format("{}: v is missing; pass v with head dim {}, or make the cache with shared_kv", call,
+          fmt::format("{}: v is missing; pass v with head dim {}, or take shared_kv where V is part of K", call,
                       config.head_dim_v)};
 }
 

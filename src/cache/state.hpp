@@ -18,6 +18,9 @@ namespace mpfa {
 /// ok when slots can be written one by one: `recipe` keeps no 16-bit tokens and measures no means.
 [[nodiscard]] Status check_page_recipe(const char* call, const Recipe& recipe);
 
+/// ok when v is given exactly where V is kept apart from K.
+[[nodiscard]] Status check_values(const char* call, const CacheConfig& config, bool given);
+
 /// Tokens about to be written to a sequence, and the state it gets when they are its first.
 struct Fresh {
   Sequence* sequence = nullptr;
@@ -94,8 +97,6 @@ struct PagedCache::State {
   /// ok without `generations`, or when every page is as it was when its id was stored.
   [[nodiscard]] Status check_generations(const char* call, std::span<const std::int32_t> pages,
                                          std::optional<std::span<const std::int64_t>> generations) const;
-  /// v is given exactly when the cache keeps V apart from K.
-  [[nodiscard]] Status check_values(const char* call, bool given) const;
 
   /// packed_end of the sequence once it has `end` tokens.
   [[nodiscard]] std::int64_t packed_after(const Sequence& s, std::int64_t end) const;

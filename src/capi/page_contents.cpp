@@ -19,10 +19,10 @@ namespace {
 template <class Slot>
 Status write(const mpfa::CacheConfig& config, const mpfa::MutablePages& kp, const mpfa::MutablePages& vp,
              const mpfa::TensorView& k, const mpfa::TensorView& v, const void* slots, int64_t count,
-             mpfa_counters* counters) {
+             const mpfa::Rope* rope, mpfa_counters* counters) {
   mpfa::QuantiseCounters met;
   MPFA_RETURN_IF_ERROR(mpfa::quantise_to_pages(
-      config, kp, vp, k, v, std::span(static_cast<const Slot*>(slots), static_cast<size_t>(count)), &met));
+      config, kp, vp, k, v, std::span(static_cast<const Slot*>(slots), static_cast<size_t>(count)), &met, rope));
   add_counters(met, counters);
   return {};
 }
@@ -72,25 +72,37 @@ mpfa_status mpfa_pages_convert(const mpfa_pages* pages, const char* format, cons
 
 mpfa_status mpfa_pages_write(const mpfa_cache_config* config, const mpfa_pages* k_pages, const mpfa_pages* v_pages,
                              const mpfa_tensor* k, const mpfa_tensor* v, const void* slot_mapping,
-                             mpfa_dtype slot_dtype, int64_t count, mpfa_counters* counters, mpfa_error* error) {
+                             mpfa_dtype slot_dtype, int64_t count, const mpfa_rope* rope, mpfa_counters* counters,
+                             mpfa_error* error) {
   return guarded(error, [&]() -> Status {
     constexpr const char* kCall = "mpfa_pages_write";
     const auto made = mpfa::capi::to_config(kCall, config);
     if (!made.ok()) return made.status();
-    const auto kp = to_mutable(kCall, "k_pages", k_pages), vp = to_mutable(kCall, "v_pages", v_pages);
+    const auto kp = to_mutable(kCall, "k_pages", k_pages);
     if (!kp.ok()) return kp.status();
-    if (!vp.ok()) return vp.status();
-    MPFA_RETURN_IF_ERROR(not_null(kCall, "k", k));
-    MPFA_RETURN_IF_ERROR(not_null(kCall, "v", v));
-    const auto kt = mpfa::capi::to_view(kCall, "k", *k), vt = mpfa::capi::to_view(kCall, "v", *v);
-    if (!kt.ok()) return kt.status();
-    if (!vt.ok()) return vt.status();
+    mpfa::MutablePages vp;
+    if (v_pages != nullptr || !made.value().shared_kv) {
+      const auto given = to_mutable(kCall, "v_pages", v_pages);
+      if (!given.ok()) return given.status();
+      vp = given.value();
+    }
+    const auto tokens = mpfa::capi::to_views(kCall, k, v);
+    if (!tokens.ok()) return tokens.status();
+    const auto& [kt, vt] = tokens.value();
+    if (!vt && !made.value().shared_kv) return not_null(kCall, "v", v);
+    mpfa::Rope turn;
+    if (rope != nullptr) {
+      const auto given = mpfa::capi::to_rope(kCall, rope);
+      if (!given.ok()) return given.status();
+      turn = given.value();
+    }
     MPFA_RETURN_IF_ERROR(check_list(kCall, "slot_mapping", slot_mapping, count));
     if (slot_dtype != MPFA_I32 && slot_dtype != MPFA_I64) {
       return invalid(fmt::format("{}: slot_dtype is {}; use MPFA_I32 or MPFA_I64", kCall, slot_dtype));
     }
     const auto run = slot_dtype == MPFA_I32 ? write<int32_t> : write<int64_t>;
-    return run(made.value(), kp.value(), vp.value(), kt.value(), vt.value(), slot_mapping, count, counters);
+    return run(made.value(), kp.value(), vp, kt, vt.value_or(mpfa::TensorView{}), slot_mapping, count,
+               rope == nullptr ? nullptr : &turn, counters);
   });
 }
 

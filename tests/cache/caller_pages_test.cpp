@@ -1,43 +1,12 @@
 // Pages of the caller and a recipe: quantising writes by slot, and pages taken over into a cache.
 #include <gmock/gmock.h>
 
-#include "tests/cache/sequences.hpp"
+#include "tests/cache/caller_pools.hpp"
 
 namespace mpfa::test {
 namespace {
 
 using ::testing::HasSubstr;
-
-/// K or V pages of a config in one buffer, NHD with rows `padding` bytes apart.
-struct Pool {
-  Pool(const CacheConfig& c, const BlockFormat& f, std::int64_t padding, PagesLayout layout = PagesLayout::linear) {
-    const PagesKind kind{f, layout, c.num_pages, c.page_size, c.kv_heads, c.head_dim};
-    const PageGeometry g = pages_geometry(kind).value();
-    const std::int64_t row = g.data_row_bytes + g.scale_row_bytes + padding;
-    const PageStrides s = dense_strides(PageOrder::nhd, g.data_rows, c.kv_heads, row);
-    // Codes and scales of a token side by side; a row before the first page that nobody may touch.
-    bytes.assign(static_cast<std::size_t>(s.row + c.num_pages * s.page), std::byte{0xFF});
-    const auto size = static_cast<std::int64_t>(bytes.size());
-    pages = make_pages(kind, MutablePagePart{bytes.data(), size, s.row, s},
-                       MutablePagePart{bytes.data(), size, s.row + g.data_row_bytes, s})
-                .value();
-  }
-  std::vector<std::byte> bytes;
-  MutablePages pages;
-};
-
-struct Pools {
-  explicit Pools(const CacheConfig& c, std::int64_t padding = 3)
-      : config(c), k(c, c.recipe.k, padding), v(c, c.recipe.v, padding) {}
-  template <class Slot>
-  Status write(const Ids& ids, const std::vector<Slot>& slots) {
-    return quantise_to_pages(config, k.pages, v.pages, keys(ids).view(), values(ids).view(), std::span(slots),
-                             &counters);
-  }
-  CacheConfig config;
-  Pool k, v;
-  QuantiseCounters counters;
-};
 
 TEST(QuantiseToPages, WritesTheBytesOfWriteSlots) {
   for (const char* text : {"mpfa_static,rank_one=off,q_centre=none", "mxfp4,centre=none", "fp8", "bf16",
@@ -48,33 +17,11 @@ TEST(QuantiseToPages, WritesTheBytesOfWriteSlots) {
     std::vector<std::int64_t> slots;
     std::vector<std::int32_t> narrow;
     for (std::int64_t t = 0; t < 50; ++t) slots.push_back(t % 7 == 3 ? -1 : (t < 20 ? 3 : 1) * kPage + t % kPage);
-    std::vector<std::int32_t> table{3, 1};
     const Ids ids = ids_from(5, 50);
     for (const std::int64_t s : slots) narrow.push_back(static_cast<std::int32_t>(s));
     ASSERT_TRUE(cache.write_slots(keys(ids).view(), values(ids).view(), slots).ok()) << text;
     ASSERT_TRUE(pools.write(ids, narrow).ok()) << text << pools.write(ids, slots).message();
-    const CacheView own = cache.view();
-    for (const bool is_k : {true, false}) {
-      const PagesKind kind = is_k ? k_pages(own).kind : v_pages(own).kind;
-      const OperandPages &a = is_k ? own.k : own.v, &b = is_k ? pools.k.pages.bytes : pools.v.pages.bytes;
-      const PageGeometry g = pages_geometry(kind).value();
-      for (const std::int64_t slot : slots) {
-        if (slot < 0) continue;
-        for (std::int64_t h = 0; h < kKvHeads; ++h) {
-          const ConstPageBytes x = a.page(slot / kPage, h), y = b.page(slot / kPage, h);
-          const std::int64_t row = slot % kPage;
-          EXPECT_EQ(std::memcmp(x.data + row * x.data_row_stride, y.data + row * y.data_row_stride,
-                                static_cast<std::size_t>(g.data_row_bytes)),
-                    0)
-              << text;
-          if (g.scale_row_bytes == 0) continue;
-          EXPECT_EQ(std::memcmp(x.scales + row * x.scale_row_stride, y.scales + row * y.scale_row_stride,
-                                static_cast<std::size_t>(g.scale_row_bytes)),
-                    0)
-              << text;
-        }
-      }
-    }
+    expect_same_tokens(cache, pools, slots, text);
     EXPECT_EQ(pools.counters.saturated_elements, cache.counters().saturated_elements);
     // Int64 slots write the same, and padding keeps its bytes.
     const std::vector<std::byte> before = pools.k.bytes;
@@ -121,7 +68,7 @@ TEST(ImportPages, ContinuesWhatAnotherProgramBegan) {
     const CacheView own = source.view();
     CacheConfig pool = c;
     pool.num_pages = own.num_pages;
-    Pool k(pool, c.recipe.k, 0, PagesLayout::ggml), v(pool, c.recipe.v, 0, PagesLayout::ggml);
+    Pool k(pool, c.recipe.k, kDim, 0, PagesLayout::ggml), v(pool, c.recipe.v, kDim, 0, PagesLayout::ggml);
     const std::vector<std::int32_t> pages{own.page_table[0], own.page_table[1]};
     ASSERT_TRUE(copy_pages(k_pages(own), k.pages, pages, pages, 40).ok());
     ASSERT_TRUE(copy_pages(v_pages(own), v.pages, pages, pages, 40).ok());
@@ -140,7 +87,7 @@ TEST(ImportPages, ContinuesWhatAnotherProgramBegan) {
 
 TEST(ImportPages, RefusesWithNothingChanged) {
   const CacheConfig c = cache_config("mxfp4,centre=none", 1);
-  Pool k(c, c.recipe.k, 0), v(c, c.recipe.v, 0);
+  Pool k(c, c.recipe.k, kDim, 0), v(c, c.recipe.v, kDim, 0);
   PagedCache cache = poisoned_cache(c);
   const auto refused = [&](PagedCache& to, std::vector<std::int32_t> ids, std::int64_t tokens) {
     return to.import_pages(1, k.pages.view(), v.pages.view(), ids, tokens).message();

@@ -258,6 +258,7 @@ int main(void) {
   test_rope();
   test_latent();
   test_pages();
+  test_page_rope();
   test_devices();
   test_refusals();
   printf("%s\n", failures == 0 ? "all C ABI checks passed" : "C ABI checks failed");

@@ -30,4 +30,5 @@ void test_editing(void);
 void test_rope(void);
 void test_latent(void);
 void test_pages(void);
+void test_page_rope(void);
 void test_devices(void);

@@ -146,15 +146,16 @@ static mpfa_cache* write_and_attend(const mpfa_pages* k, const mpfa_pages* v, co
   config.head_dim = config.head_dim_v = kDim;
   const mpfa_tensor tokens = mpfa_contiguous(x, MPFA_F32, 1, kTokens, kKvHeads, kDim);
   mpfa_counters counters = {1, 0, 0};
-  CHECK(mpfa_pages_write(&config, k, v, &tokens, &tokens, slots, MPFA_I32, kTokens, &counters, &error) == MPFA_OK);
+  CHECK(mpfa_pages_write(&config, k, v, &tokens, &tokens, slots, MPFA_I32, kTokens, NULL, &counters, &error) ==
+        MPFA_OK);
   CHECK(counters.nonfinite_blocks == 1);
-  CHECK_REFUSED(mpfa_pages_write(&config, k, v, &tokens, &tokens, slots, MPFA_F32, kTokens, NULL, &error),
+  CHECK_REFUSED(mpfa_pages_write(&config, k, v, &tokens, &tokens, slots, MPFA_F32, kTokens, NULL, NULL, &error),
                 MPFA_INVALID_ARGUMENT, "MPFA_I64");
   const int64_t outside[1] = {kPages * kPageSize};
   const mpfa_tensor one = mpfa_contiguous(x, MPFA_F32, 1, 1, kKvHeads, kDim);
-  CHECK_REFUSED(mpfa_pages_write(&config, k, v, &one, &one, outside, MPFA_I64, 1, NULL, &error), MPFA_OUT_OF_RANGE,
-                "slots 0..63");
-  CHECK_REFUSED(mpfa_pages_write(&config, k, NULL, &one, &one, outside, MPFA_I64, 1, NULL, &error),
+  CHECK_REFUSED(mpfa_pages_write(&config, k, v, &one, &one, outside, MPFA_I64, 1, NULL, NULL, &error),
+                MPFA_OUT_OF_RANGE, "slots 0..63");
+  CHECK_REFUSED(mpfa_pages_write(&config, k, NULL, &one, &one, outside, MPFA_I64, 1, NULL, NULL, &error),
                 MPFA_INVALID_ARGUMENT, "v_pages is NULL");
 
   mpfa_cache* cache = NULL;

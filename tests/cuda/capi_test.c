@@ -157,7 +157,7 @@ int main(void) {
   const mpfa_cache_config config = config_of(recipe);
   mpfa_pages host[2] = {pages_at(data[0], scales[0]), pages_at(data[1], scales[1])};
   const mpfa_tensor x = mpfa_contiguous(tokens, MPFA_F32, 1, kTokens, kKvHeads, kHeadDim);
-  CHECK(mpfa_pages_write(&config, &host[0], &host[1], &x, &x, slots, MPFA_I64, kTokens, NULL, &error) == MPFA_OK);
+  CHECK(mpfa_pages_write(&config, &host[0], &host[1], &x, &x, slots, MPFA_I64, kTokens, NULL, NULL, &error) == MPFA_OK);
   mpfa_cache* cache = NULL;
   CHECK(mpfa_cache_create(&config, &cache, &error) == MPFA_OK);
   CHECK(mpfa_cache_append(cache, &x, &x, NULL, NULL, NULL, &error) == MPFA_OK);

@@ -58,7 +58,7 @@ inline void write_pages(Input& in) {
                              in.rarely(256) ? MPFA_F32
                              : narrow       ? MPFA_I32
                                             : MPFA_I64,
-                             n, &counters, e))) {
+                             n, nullptr, &counters, e))) {
     require(k.untouched() && v.untouched(), "a refused write wrote");
     return;
   }
