@@ -10,6 +10,7 @@
 #include "extension/bindings.hpp"
 #include "extension/cache.hpp"
 #include "extension/page_set.hpp"
+#include "extension/rope.hpp"
 #include "extension/runner.hpp"
 #include "extension/views.hpp"
 
@@ -54,8 +55,12 @@ std::vector<std::int32_t> import_int32(nb::handle x, const char* name) {
 
 class PageView {
  public:
-  PageView(nb::object k, nb::object v, std::string recipe, nb::object k_mean, nb::object q_mean, nb::object v_mean)
-      : k_object_(std::move(k)), v_object_(std::move(v)), recipe_(std::move(recipe)) {
+  /// v None: V is the first head_dim_v channels of K.
+  PageView(nb::object k, nb::object v, std::int64_t head_dim_v, std::string recipe, nb::object k_mean,
+           nb::object q_mean, nb::object v_mean)
+      : k_object_(std::move(k)), v_object_(std::move(v)), recipe_(std::move(recipe)), v_pages_(k_pages()) {
+    v_pages_.kind.head_dim = head_dim_v;
+    if (!latent()) v_pages_ = v_set().pages();
     check_view_pages("PageView", k_pages().kind, v_pages().kind);
     const PagesKind &kk = k_pages().kind, &vk = v_pages().kind;
     const std::int64_t q_heads = q_mean.is_none() ? kk.kv_heads : import_array(q_mean, "q_mean").shape[0];
@@ -63,9 +68,11 @@ class PageView {
                           {k_mean, q_mean, v_mean, nb::none(), nb::none()});
     config_.num_pages = kk.num_pages;
     config_.k_global = k_set().global();
-    config_.v_global = v_set().global();
+    if (!latent()) config_.v_global = v_set().global();
+    config_.shared_kv = latent();
     check(check_page_recipe("PageView", config_.recipe));
     check(check_config(config_));
+    means_ = fixed_means(config_);
   }
 
   void set_table(nb::handle page_table, nb::handle lengths, nb::handle indptr, nb::handle indices,
@@ -86,13 +93,13 @@ class PageView {
       table = take(dense_page_table({offsets, ids, last}, k_pages().kind.num_pages, k_pages().kind.page_size));
     }
     std::vector<SequenceView> sequences;
-    if (!config_.k_mean.empty() || !config_.q_mean.empty() || !config_.v_mean.empty()) {
+    if (!means_.k_mean.empty() || !means_.q_mean.empty() || !means_.v_mean.empty()) {
       const auto or_null = [](const std::vector<float>& x) { return x.empty() ? nullptr : x.data(); };
       for (const std::int64_t n : table.lengths) {
         SequenceView& s = sequences.emplace_back();
-        s.k_mean = or_null(config_.k_mean);
-        s.q_mean = or_null(config_.q_mean);
-        s.v_mean = or_null(config_.v_mean);
+        s.k_mean = or_null(means_.k_mean);
+        s.q_mean = or_null(means_.q_mean);
+        s.v_mean = or_null(means_.v_mean);
         s.packed_end = s.wide_begin = n;
       }
     }
@@ -122,6 +129,7 @@ class PageView {
     }
     CacheView& view = call.tensors.cache;
     view = view_of(k_pages(), v_pages(), config_.recipe, q_heads);
+    view.shared_kv = latent();
     view.page_table = table_.page_table.data();
     view.page_table_stride = table_.stride;
     view.lengths = table_.lengths.data();
@@ -132,17 +140,32 @@ class PageView {
     check(runner_->run(call.key, call.tensors));
   }
 
-  nb::tuple write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping) {
+  nb::tuple write_slots(nb::handle k, nb::handle v, nb::handle slot_mapping, nb::handle rope) {
     const auto slots = import_integers(slot_mapping, "slot_mapping");
     if (!slots) fail("slot_mapping is None; one slot per token is needed");
-    const Array k_array = import_rows(k, "k", true), v_array = import_rows(v, "v", true);
-    const MutablePages k_to = k_set().writable("k pages"), v_to = v_set().writable("v pages");
+    if (v.is_none() != latent()) {
+      fail("write_slots: v is {}; {}", latent() ? "given" : "None",
+           latent() ? "V of this view is part of K, so pass None"
+                    : "this view has pages of V, so pass its tokens, or make a view with v=None where V is part of K");
+    }
+    const Array k_array = import_rows(k, "k", true);
+    const MutablePages k_to = k_set().writable("k pages");
+    Array v_array;
+    MutablePages v_to;
+    if (!latent()) {
+      v_array = import_rows(v, "v", true);
+      v_to = v_set().writable("v pages");
+    }
+    const auto turn = import_rope(rope, static_cast<std::int64_t>(slots->size()), true);
+    const bool queries = turn && turn->rope.q.data != nullptr;
     QuantiseCounters met;
     {
       nb::gil_scoped_release released;
       std::lock_guard lock(mutex_);
-      check(quantise_to_pages(config_, k_to, v_to, k_array.view(), v_array.view(),
-                              std::span<const std::int64_t>(*slots), &met));
+      // Without a q_mean nothing else says how many query heads there are.
+      if (config_.q_mean.empty()) config_.q_heads = queries ? turn->rope.q.shape[2] : config_.kv_heads;
+      check(quantise_to_pages(config_, k_to, v_to, k_array.view(), latent() ? TensorView() : v_array.view(),
+                              std::span<const std::int64_t>(*slots), &met, turn ? &turn->rope : nullptr));
     }
     return nb::make_tuple(met.saturated_elements, met.flushed_blocks, met.nonfinite_blocks);
   }
@@ -157,8 +180,9 @@ class PageView {
  private:
   [[nodiscard]] const PageSet& k_set() const { return *nb::inst_ptr<PageSet>(k_object_); }
   [[nodiscard]] const PageSet& v_set() const { return *nb::inst_ptr<PageSet>(v_object_); }
+  [[nodiscard]] bool latent() const { return v_object_.is_none(); }
   [[nodiscard]] const Pages& k_pages() const { return k_set().pages(); }
-  [[nodiscard]] const Pages& v_pages() const { return v_set().pages(); }
+  [[nodiscard]] const Pages& v_pages() const { return v_pages_; }
 
   [[nodiscard]] std::string recipe_text_for(DType q) const {
     return recipe_.empty() ? stored_recipe(q, k_pages().kind, v_pages().kind, "f32") : recipe_;
@@ -176,7 +200,9 @@ class PageView {
 
   nb::object k_object_, v_object_;  // keep the arrays alive
   std::string recipe_;              // empty: exact
+  Pages v_pages_;
   CacheConfig config_;
+  SequenceState means_;
   DensePageTable table_;
   std::vector<SequenceView> sequences_;
   std::optional<Runner> runner_;
@@ -191,16 +217,16 @@ void bind_page_view(nb::module_& m) {
   nb::class_<PageView>(m, "PageView")
       .def(
           "__init__",
-          [](PageView* self, nb::object k, nb::object v, std::string recipe, nb::object k_mean, nb::object q_mean,
-             nb::object v_mean) {
-            if (!nb::isinstance<PageSet>(k) || !nb::isinstance<PageSet>(v))
+          [](PageView* self, nb::object k, nb::object v, std::int64_t head_dim_v, std::string recipe, nb::object k_mean,
+             nb::object q_mean, nb::object v_mean) {
+            if (!nb::isinstance<PageSet>(k) || !(v.is_none() || nb::isinstance<PageSet>(v)))
               fail("PageView: k and v must be mpfa.Pages");
-            new (self) PageView(std::move(k), std::move(v), std::move(recipe), k_mean, q_mean, v_mean);
+            new (self) PageView(std::move(k), std::move(v), head_dim_v, std::move(recipe), k_mean, q_mean, v_mean);
           },
-          any, any, nb::arg(), any, any, any)
+          any, any, nb::arg(), nb::arg(), any, any, any)
       .def("set_table", &PageView::set_table, any, any, any, any, any)
       .def("attend", &PageView::attend, any, any, any, nb::arg())
-      .def("write_slots", &PageView::write_slots, any, any, any)
+      .def("write_slots", &PageView::write_slots, any, any, any, any)
       .def("lengths", [](PageView& v) { return nb::tuple(nb::cast(v.lengths())); })
       .def("recipe", &PageView::recipe);
 }
