@@ -1,8 +1,9 @@
-// Tokens written into pages of the caller, and pages taken over into a cache: the bytes of write_slots. Page tables in
-// compressed rows against the obvious loop.
+// Tokens written into pages of the caller, rotated or not, with V or as part of K, and pages taken over into a cache:
+// the bytes of write_slots of tokens that plain code rotated. Page tables in compressed rows against the obvious loop.
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "tests/fuzz/capi_tokens.hpp"
@@ -52,19 +53,32 @@ inline void write_pages(Input& in) {
   const mpfa_tensor kt = data.given(c.kv_heads, c.head_dim), vt = data.given(c.kv_heads, c.head_dim_v);
   const bool spoiled = in.rarely(8) && k.spoil(in), narrow = in.coin();
   const void* const list = narrow ? static_cast<const void*>(slots.data()) : wide.data();
+  std::optional<RopeInput> rope;
+  if (in.coin()) rope.emplace(in, c);
+  if (rope) rope->of_tokens(in, c, 1, n);
+  const bool with_v = (c.shared_kv == 0) == (!in.rarely(256));
+  const auto position = [&](std::int64_t, std::int64_t t) {
+    return wide[static_cast<std::size_t>(t)] == -1 || rope->rope.positions == nullptr ? -1 : rope->rope.positions[t];
+  };
   mpfa_counters counters{};
   Checked e;
-  if (!e.ok(mpfa_pages_write(&c, &k.pages, &v.pages, &kt, &vt, list,
-                             in.rarely(256) ? MPFA_F32
-                             : narrow       ? MPFA_I32
-                                            : MPFA_I64,
-                             n, nullptr, &counters, e))) {
+  const bool written =
+      e.ok(mpfa_pages_write(&c, &k.pages, with_v ? &v.pages : nullptr, &kt, with_v ? &vt : nullptr, list,
+                            in.rarely(256) ? MPFA_F32
+                            : narrow       ? MPFA_I32
+                                           : MPFA_I64,
+                            n, rope ? &rope->rope : nullptr, &counters, e));
+  if (rope) rope->check_queries(written, position);
+  if (!written) {
     require(k.untouched() && v.untouched(), "a refused write wrote");
     return;
   }
   data.check_unchanged();
   if (spoiled) return;
-  e.must(mpfa_cache_write_slots(w.plain, &kt, &vt, wide.data(), n, e), "a cache refuses what its pages take");
+  for (std::int64_t t = 0; rope && t < n; ++t) data.turn(*rope, 0, t, position(0, t));
+  const mpfa_tensor pk = data.turned(c.kv_heads, c.head_dim), pv = data.plain(c.kv_heads, c.head_dim_v);
+  e.must(mpfa_cache_write_slots(w.plain, &pk, with_v ? &pv : nullptr, wide.data(), n, e),
+         "a cache refuses what its pages take");
   mpfa_cache_stats met{};
   met.struct_size = sizeof met;
   require(mpfa_cache_get_stats(w.plain, &met, nullptr) == MPFA_OK &&
@@ -74,8 +88,9 @@ inline void write_pages(Input& in) {
     if (slot < 0) continue;
     const std::int64_t page = slot / c.page_size, at = slot % c.page_size;
     require_same_token(k, view.k, page, at, page, at);
-    require_same_token(v, view.v, page, at, page, at);
+    if (with_v) require_same_token(v, view.v, page, at, page, at);
   }
+  require(with_v || v.untouched(), "V was written where it is part of K");
 
   std::vector<std::int32_t> ids;
   const std::int64_t count = in.between(0, 3), sequence = in.size(0, 2);
