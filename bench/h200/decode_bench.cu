@@ -13,15 +13,18 @@ using mpfa::bench::measure;
 using mpfa::bench::Times;
 using mpfa::test::CaseShape;
 using mpfa::test::DecodeCase;
+using mpfa::test::MaskData;
 
 constexpr double kReadBandwidth = 4.54e12;  // measured on an H200, bytes/s
 
-void row(const char* format, int batch, int kv, int q_heads, int sq) {
+/// mask: null for causal rows, or the dtype of a tree mask.
+void row(const char* format, int batch, int kv, int q_heads, int sq, const char* mask = nullptr) {
   CaseShape s;
   const std::string formats = format, k = formats.substr(0, formats.find('+')),
                     v = formats.substr(formats.find('+') + 1);
   s.k = k.c_str(), s.v = v.c_str();
-  s.batch = batch, s.lengths.assign(batch, kv), s.q_heads = q_heads, s.sq = sq, s.causal = sq > 1;
+  s.batch = batch, s.lengths.assign(batch, kv), s.q_heads = q_heads, s.sq = sq, s.causal = sq > 1 && mask == nullptr;
+  if (mask != nullptr) s.mask = MaskData::tree, s.additive = std::strcmp(mask, "f32") == 0;
   const DecodeCase c(s);
   const Times t = measure([&](cudaStream_t stream) { c.run(stream, 1); });
   const double rate = c.cache_bytes() / t.median * 1e6;
@@ -31,6 +34,7 @@ void row(const char* format, int batch, int kv, int q_heads, int sq) {
       "\"median_us\": %.1f, \"min_us\": %.1f, \"max_us\": %.1f, \"tb_per_s\": %.2f, \"share_of_read_bandwidth\": %.3f",
       batch, kv, sq, q_heads, s.kv_heads, s.head_dim, s.page_size, s.k, s.v, t.median, t.min, t.max, rate / 1e12,
       rate / kReadBandwidth);
+  if (mask != nullptr) std::printf(", \"mask\": \"%s\"", mask);
   std::printf("}\n");
   std::fflush(stdout);
 }
@@ -65,6 +69,11 @@ int main(int argc, char** argv) {
     }
     for (const int sq : {1, 2, 4, 8}) row(format, 32, 16384, 32, sq);
     for (const int sq : {1, 2, 4, 8}) row(format, 32, 16384, 64, sq);
+    // 128 and 256 rows of a KV head, and trees of 16, 32 and 64 rows.
+    for (const int q_heads : {64, 128}) row(format, 8, 16384, q_heads, 16);
+    for (const int sq : {4, 8, 16}) {
+      for (const char* mask : {static_cast<const char*>(nullptr), "u8", "f32"}) row(format, 8, 16384, 32, sq, mask);
+    }
   }
   return 0;
 }

@@ -111,15 +111,16 @@ TEST_P(Masks, AdditiveWithSinksSoftcapAndAlibi) {
   expect_matches(c);
 }
 
-INSTANTIATE_TEST_SUITE_P(, Masks,
-                         testing::Values(MaskCase{"mxfp4", 1, 8, 2, 64, {1, 1}}, MaskCase{"nvfp4", 1, 6, 2, 16, {2, 6}},
-                                         MaskCase{"mxfp4", 16, 4, 2, 64, {1, 4}},
-                                         MaskCase{"nvfp4", 16, 8, 2, 32, {2, 1}},
-                                         MaskCase{"nvfp4", 5, 7, 1, 24, {2, 7}, true}),
-                         [](const auto& p) {
-                           return std::string(p.param.recipe) + "_" + std::to_string(p.param.sq) + "_rows_" +
-                                  std::to_string(p.param.q_heads) + "_heads";
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    , Masks,
+    testing::Values(MaskCase{"mxfp4", 1, 8, 2, 64, {1, 1}}, MaskCase{"nvfp4", 1, 6, 2, 16, {2, 6}},
+                    MaskCase{"mxfp4", 16, 4, 2, 64, {1, 4}}, MaskCase{"nvfp4", 16, 8, 2, 32, {2, 1}},
+                    MaskCase{"nvfp4", 5, 7, 1, 24, {2, 7}, true}, MaskCase{"mxfp4", 3, 8, 2, 64, {1, 1}, true},
+                    MaskCase{"nvfp4", 5, 7, 1, 16, {2, 7}, true}, MaskCase{"mxfp4", 16, 16, 2, 16, {2, 16}}),
+    [](const auto& p) {
+      return std::string(p.param.recipe) + "_" + std::to_string(p.param.sq) + "_rows_" +
+             std::to_string(p.param.q_heads) + "_heads_pages_of_" + std::to_string(p.param.page);
+    });
 
 TEST(Mask, RaggedRowsHaveTheirOwnNumbers) {
   Case c(gaussian({1, 7, 4, 64}, 21), gaussian({3, 90, 2, 64}, 22), gaussian({3, 90, 2, 64}, 23),
@@ -195,6 +196,32 @@ TEST_P(BrokenTokens, ReachOnlyTheRowsThatSeeThem) {
       for (std::int64_t i = 0; i < 5; i += 2) mask[i * 100 + broken] = 0;
       c.problem.mask = MaskTensor::boolean;
       c.tensors.mask = contiguous(static_cast<const void*>(mask.data()), DType::u8, {1, 1, 5, 100});
+      expect_matches(c);
+    }
+  }
+}
+/// 9 to 64 rows of a KV head, of sequences of several lengths: masks of tokens and of heads, boolean and additive.
+TEST_P(BrokenTokens, ReachOnlyTheRowsThatSeeThemOfMany) {
+  for (const std::int64_t sq : {3, 8, 16}) {
+    for (const std::int64_t heads : {1, 8}) {
+      Tensor k = gaussian({2, 200, 2, 128}, 61), v = gaussian({2, 200, 2, 128}, 62);
+      k.at(0, 70, 1, 40) = v.at(0, 130, 0, 3) = v.at(1, 20, 1, 100) = NAN;
+      v.at(0, 199, 1, 64) = v.at(1, 89, 0, 31) = INFINITY;
+      Case c(gaussian({2, sq, 8, 128}, 63), k, v, {"kv=" + std::string(GetParam()) + ",p=bf16", 64, {200, 90}});
+      const std::vector<std::int64_t> broken{70, 130, 199, 20, 89};
+      std::vector<std::uint8_t> boolean(static_cast<std::size_t>(heads * sq * 200), 1);
+      std::vector<float> additive(boolean.size());
+      for (std::int64_t row = 0; row < heads * sq; ++row) {
+        for (std::size_t i = 0; i < broken.size(); ++i) {
+          if ((row + static_cast<std::int64_t>(i)) % 3 == 0) continue;  // this row sees it
+          boolean[row * 200 + broken[i]] = 0, additive[row * 200 + broken[i]] = kHidden;
+        }
+      }
+      c.problem.mask = MaskTensor::boolean;
+      c.tensors.mask = contiguous(static_cast<const void*>(boolean.data()), DType::u8, {1, heads, sq, 200});
+      expect_matches(c);
+      c.problem.mask = MaskTensor::additive;
+      c.tensors.mask = contiguous(static_cast<const void*>(additive.data()), DType::f32, {1, heads, sq, 200});
       expect_matches(c);
     }
   }

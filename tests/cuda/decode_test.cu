@@ -12,6 +12,7 @@ namespace {
 using mpfa::test::CaseShape;
 using mpfa::test::Data;
 using mpfa::test::DecodeCase;
+using mpfa::test::MaskData;
 
 constexpr int kExitSkipped = 77;
 constexpr double kOutTolerance = 1e-3;       // P has 11 bits; measured 1.5e-4 to 4e-4
@@ -95,6 +96,22 @@ void check_formats(const char* k, const char* v, int head_dim) {
     rows("bias channel in K", [](CaseShape& s) { s.lengths = {700}, s.data = Data::k_bias; });
     rows("window and sinks", [](CaseShape& s) { s.lengths = {900}, s.window_left = 100, s.sinks = true; });
     rows("fixed split", [](CaseShape& s) { s.batch = 3, s.lengths = {5000, 100, 2048}, s.fixed_split_keys = 512; });
+    for (const bool additive : {false, true}) {
+      const auto masked = [&](const char* what, MaskData mask, auto&& change) {
+        rows(what, [&](CaseShape& s) {
+          s.mask = mask, s.additive = additive, s.causal = false;
+          change(s);
+        });
+      };
+      masked("tree", MaskData::tree, [](CaseShape& s) { s.batch = 3, s.lengths = {1000, 64, 2049}; });
+      masked("mask of heads", MaskData::random, [](CaseShape& s) { s.lengths = {1204}, s.mask_heads = true; });
+      masked("mask and window", MaskData::random, [](CaseShape& s) {
+        s.batch = 4, s.lengths = {1200, 0, 63, 64}, s.causal = true, s.window_left = 100, s.page_size = 16;
+      });
+    }
+    rows("softcap", [](CaseShape& s) { s.lengths = {900}, s.softcap = 3.0F; });
+    rows("group 7", [](CaseShape& s) { s.q_heads = 14, s.kv_heads = 2, s.lengths = {404}, s.mask = MaskData::tree; });
+    rows("group 16", [](CaseShape& s) { s.q_heads = 16, s.kv_heads = 1, s.batch = 70, s.lengths.assign(70, 90); });
   }
 
   // From 192 to 1040 outputs: two and four teams a block, one whole output for each, or parts, or several.

@@ -57,6 +57,12 @@ __device__ __forceinline__ void copy_async_part(std::uint32_t to, const void* fr
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
   }
 }
+/// The first `bytes` of kBytes, 4 or 16, likewise, through the first-level cache.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_part4(std::uint32_t to, const void* from, std::int32_t bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(bytes)
+               : "memory");
+}
 /// The same through the first-level cache, for copies that share sectors.
 __device__ __forceinline__ void copy_async16_cached(std::uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");

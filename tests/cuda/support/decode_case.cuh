@@ -55,6 +55,8 @@ class Device {
 };
 
 enum class Data : int { gaussian, k_bias, sink_token, heavy_tail };
+// tree: rows see all keys but the last sq, and of those their ancestors and themselves. random: two of three keys.
+enum class MaskData : int { none, tree, random };
 
 struct CaseShape {
   const char *k = "mxfp4", *v = "mxfp4";  // formats
@@ -65,7 +67,9 @@ struct CaseShape {
   bool shuffle = true, causal = false, q_bf16 = true, sinks = false;
   std::int32_t window_left = -1, window_right = -1, fixed_split_keys = 0;
   float softcap = 0.0F;
-  bool verify = true;  // take the verify kernel where there is one
+  MaskData mask = MaskData::none;
+  bool additive = false, mask_heads = false;  // f32 instead of u8; a mask for every head
+  bool verify = true;                         // take the verify kernel where there is one
 };
 
 namespace detail {
@@ -127,11 +131,31 @@ struct Reference {
   std::int32_t sq, q_heads, window_left, window_right;
   float scale, softcap;
   const float* sinks;
+  const void* mask;  // [batch, mask_heads, sq, max_kv] or null
+  bool additive;
+  std::int32_t mask_heads;
   double* scores;  // [rows, max_kv]
   std::int64_t max_kv;
   double* out;  // [batch, sq, q_heads, d]
   double* lse;  // [batch, q_heads, sq]
 };
+
+/// Element (b, h, i, key) of a mask [batch, heads, sq, max_kv] with block (b * heads + h) * sq + i.
+__global__ void fill_mask(void* mask, MaskData kind, bool additive, std::int32_t heads, std::int32_t sq,
+                          std::int64_t max_kv, const std::int64_t* lengths) {
+  const std::int64_t row = blockIdx.x, first = lengths[row / sq / heads] - sq;
+  for (std::int64_t key = threadIdx.x; key < max_kv; key += blockDim.x) {
+    const std::int64_t node = key - first;
+    const std::uint32_t random = mix(static_cast<std::uint64_t>(row * max_kv + key));
+    bool sees = kind == MaskData::random ? random % 3 != 0 : node < 0;
+    for (std::int64_t at = row % sq; kind == MaskData::tree && !sees && at >= 0; at = at == 0 ? -1 : (at - 1) / 2) {
+      sees = at == node;
+    }
+    const float added = kind == MaskData::random ? static_cast<float>(random >> 8) * 0x1p-23F - 1.0F : 0.0F;
+    if (additive) static_cast<float*>(mask)[row * max_kv + key] = sees ? added : -INFINITY;
+    if (!additive) static_cast<std::uint8_t*>(mask)[row * max_kv + key] = sees ? 1 + random % 255 : 0;
+  }
+}
 
 /// Block (b * sq + i) * q_heads + h. Written to be read, not to be fast.
 __global__ void attend_f64(Reference r) {
@@ -157,13 +181,18 @@ __global__ void attend_f64(Reference r) {
       s += q * read_element(r.pool.k, page_of(j), row_of(j), head, c);
     }
     s *= r.scale;
-    scores[j] = r.softcap > 0.0F ? r.softcap * tanh(s / r.softcap) : s;
+    if (r.softcap > 0.0F) s = r.softcap * tanh(s / r.softcap);
+    const std::int64_t at = ((b * r.mask_heads + h % r.mask_heads) * r.sq + i) * r.max_kv + j;
+    if (r.mask != nullptr && r.additive) s += static_cast<const float*>(r.mask)[at];
+    if (r.mask != nullptr && !r.additive && static_cast<const std::uint8_t*>(r.mask)[at] == 0) s = -HUGE_VAL;
+    scores[j] = s;
   }
   __syncthreads();
   if (threadIdx.x == 0) {
     top = r.sinks != nullptr ? r.sinks[h] : -HUGE_VAL;
     for (std::int64_t j = begin; j < end; ++j) top = fmax(top, scores[j]);
     sum = r.sinks != nullptr ? exp(r.sinks[h] - top) : 0.0;
+    if (top == -HUGE_VAL) top = 0.0;  // no key is seen
     for (std::int64_t j = begin; j < end; ++j) sum += exp(scores[j] - top);
     r.lse[(b * r.q_heads + h) * r.sq + i] = sum > 0.0 ? top + log(sum) : -HUGE_VAL;
   }
@@ -173,7 +202,7 @@ __global__ void attend_f64(Reference r) {
     for (std::int64_t j = begin; j < end; ++j) {
       o += exp(scores[j] - top) * read_element(r.pool.v, page_of(j), row_of(j), head, c);
     }
-    r.out[row * d + c] = begin < end ? o / sum : 0.0;
+    r.out[row * d + c] = sum > 0.0 ? o / sum : 0.0;
   }
 }
 
@@ -238,6 +267,13 @@ class DecodeCase {
     std::vector<float> sinks(s.q_heads);
     for (float& x : sinks) x = std::normal_distribution<float>()(random);
     sinks_ = Device<float>(sinks);
+    if (s.mask != MaskData::none) {
+      const std::int32_t rows = s.batch * mask_heads() * s.sq;
+      mask_ = Device<std::uint8_t>(static_cast<std::size_t>(rows) * shape_.max_kv * mask_bytes());
+      detail::fill_mask<<<rows, 256>>>(mask_.get(), s.mask, s.additive, mask_heads(), s.sq, shape_.max_kv,
+                                       lengths_.get());
+      require(cudaGetLastError(), "fill_mask");
+    }
     out_ = Device<float>(rows_total() * s.head_dim);
     lse_ = Device<float>(rows_total());
     int device = 0, multiprocessors = 0;
@@ -245,8 +281,9 @@ class DecodeCase {
     require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "attribute");
     launch_shape_ = {s.head_dim, {k.operand, v.operand}, s.batch,           s.kv_heads, s.q_heads / s.kv_heads,
                      s.sq,       shape_.max_kv,          s.fixed_split_keys};
-    launch_shape_.verify = s.verify && s.softcap == 0.0F &&
-                           sm90::has_verify_pages(s.page_size, pool_.k.scale_bytes(), pool_.v.scale_bytes());
+    launch_shape_.verify =
+        s.verify && sm90::has_verify_pages(s.page_size, pool_.k.scale_bytes(), pool_.v.scale_bytes());
+    launch_shape_.masked = s.mask != MaskData::none || s.softcap > 0.0F;
     launch_ = sm90::plan_decode(launch_shape_, multiprocessors);
     workspace_ = Device<std::uint8_t>(launch_.workspace_bytes);
     require(cudaMemset(workspace_.get(), 0xFF, workspace_.bytes()), "cudaMemset");
@@ -282,6 +319,11 @@ class DecodeCase {
     p.page_table = table_.get();
     p.page_table_stride = table_stride_;
     p.sinks = s.sinks ? sinks_.get() : nullptr;
+    if (s.mask != MaskData::none) {
+      p.mask.data = mask_.get(), p.mask.additive = s.additive ? 1 : 0, p.mask.key = mask_bytes();
+      p.mask.row = static_cast<std::int64_t>(s.max_kv) * mask_bytes();
+      p.mask.head = s.mask_heads ? p.mask.row * s.sq : 0, p.mask.batch = p.mask.row * s.sq * mask_heads();
+    }
     p.k = pages(pool_.k), p.v = pages(pool_.v);
     p.batch = s.batch, p.kv_heads = s.kv_heads, p.q_heads = s.q_heads, p.group = s.q_heads / s.kv_heads, p.sq = s.sq;
     p.num_pages = num_pages_, p.page_size = s.page_size, p.max_kv = s.max_kv;
@@ -312,8 +354,10 @@ class DecodeCase {
                               s.q_heads,      s.window_left,
                               s.window_right, scale(),
                               s.softcap,      s.sinks ? sinks_.get() : nullptr,
-                              scores.get(),   s.max_kv,
-                              out.get(),      lse.get()};
+                              mask_.get(),    s.additive,
+                              mask_heads(),   scores.get(),
+                              s.max_kv,       out.get(),
+                              lse.get()};
     detail::attend_f64<<<rows_total(), 128>>>(r);
     require(cudaDeviceSynchronize(), "attend_f64");
     const std::vector<double> expected = out.host(), expected_lse = lse.host();
@@ -334,6 +378,8 @@ class DecodeCase {
   }
 
  private:
+  [[nodiscard]] std::int32_t mask_heads() const { return shape_.mask_heads ? shape_.q_heads : 1; }
+  [[nodiscard]] std::int32_t mask_bytes() const { return shape_.additive ? 4 : 1; }
   [[nodiscard]] float scale() const { return 1.0F / std::sqrt(static_cast<float>(shape_.head_dim)); }
   [[nodiscard]] sm90::DecodePages pages(const PoolOperand& o) const {
     sm90::DecodePages p{};
@@ -352,7 +398,7 @@ class DecodeCase {
   detail::Pool pool_{};
   std::int32_t num_pages_ = 0;
   std::int64_t table_stride_ = 0;
-  Device<std::uint8_t> bytes_, workspace_;
+  Device<std::uint8_t> bytes_, mask_, workspace_;
   Device<std::int32_t> table_;
   Device<std::int64_t> lengths_;
   Device<std::uint16_t> q_;

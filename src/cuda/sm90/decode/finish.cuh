@@ -161,7 +161,7 @@ __device__ __forceinline__ void choose_work(const DecodeParams& p, const Exchang
     if (first) {
       schedule.start(p, team_of_grid<Config>());
     } else if (schedule.chunk_done()) {
-      schedule.take(*exchange.taken + static_cast<std::int32_t>(p.block_div.d));
+      schedule.take(p, *exchange.taken + static_cast<std::int32_t>(gridDim.x) * Config::kTeams);
     }
     const Work work = schedule.next(p);
     if (threadIdx.x % 32 == 0) {

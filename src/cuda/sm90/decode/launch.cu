@@ -44,6 +44,11 @@ std::int32_t choose_teams(const DecodeShape& shape, const DecodeLaunch& l, std::
   return row_bits <= 2048 && outputs > 2 * l.blocks ? 2 : 1;
 }
 
+/// Row blocks that go over the same keys at the same time, unless that leaves more than 1 of 16 teams idle.
+std::int32_t choose_abreast(std::int32_t row_blocks, std::int32_t teams) {
+  return teams % row_blocks * 16 <= teams && row_blocks <= teams ? row_blocks : 1;
+}
+
 /// Whether 32 bits hold all strides, which saves instructions.
 bool has_narrow_strides(const DecodeParams& p) {
   for (const std::int64_t stride :
@@ -52,6 +57,12 @@ bool has_narrow_strides(const DecodeParams& p) {
     if (stride != static_cast<std::int32_t>(stride)) return false;
   }
   return true;
+}
+
+bool has_aligned_quads(const DecodeMask& mask) {
+  const std::int64_t bytes = mask.additive != 0 ? 4 : 1;
+  const auto begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(mask.data));
+  return mask.key == bytes && (begin | mask.batch | mask.head | mask.row) % (4 * bytes) == 0;
 }
 
 /// Whether the plain kernel for one row tile may go the short way. A call of one sequence is cut evenly; of several the
@@ -92,7 +103,9 @@ void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& 
 DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors) {
   DecodeLaunch l;
   const std::int64_t rows = static_cast<std::int64_t>(shape.group) * shape.max_q;
-  l.verify = shape.verify && rows > 8 && has_verify_kernel(shape.head_dim, shape.operands);
+  l.verify = shape.verify && rows > 8 &&
+             (shape.masked ? has_masked_verify_kernel(shape.head_dim, shape.operands)
+                           : has_verify_kernel(shape.head_dim, shape.operands));
   l.row_tiles = l.verify ? verify_row_tiles(rows) : choose_row_tiles(shape.head_dim, shape.operands, rows);
   const std::int64_t block_rows = 8 * l.row_tiles;
   l.row_blocks = static_cast<std::int32_t>((rows + block_rows - 1) / block_rows);
@@ -107,6 +120,7 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   const std::int64_t chunks =
       l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split) : l.blocks * l.teams;
   const auto slots = static_cast<std::size_t>(chunks + lines);
+  l.slots = static_cast<std::int32_t>(chunks + lines);
   // Direct calls count the warps of an output, and there are no direct calls of more outputs than blocks.
   const std::int64_t counted = lines <= l.blocks ? lines * decode_warps(64, 1) * kArrivalStep : lines;
   const auto channels = static_cast<std::size_t>(kernel_head_dim(shape.head_dim));
@@ -129,20 +143,26 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.fixed_split = launch.fixed_split;
   params.least_chunk = launch.least_chunk;
   params.head_div = make_divisor(static_cast<std::uint32_t>(params.kv_heads));
-  const std::int32_t lines = params.kv_heads * launch.row_blocks;
-  params.line_div = make_divisor(static_cast<std::uint32_t>(lines));
   params.finishes_logits = params.softcap > 0.0F || params.alibi_slopes != nullptr || params.mask.data != nullptr;
+  params.mask.quads = has_aligned_quads(params.mask) ? 1 : 0;
   const bool general =
       params.finishes_logits != 0 || params.page_means != nullptr || shape.head_dim != kernel_head_dim(shape.head_dim);
   const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
-  const DecodeKernel kernel = launch.verify
-                                  ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles, launch.teams)
-                                  : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
+  const DecodeKernel kernel =
+      launch.verify
+          ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles, launch.teams, params.finishes_logits != 0)
+          : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
   std::int32_t blocks = launch.blocks;
-  const std::int32_t teams = blocks * kernel.teams;
-  params.block_div = make_divisor(static_cast<std::uint32_t>(teams));
-  params.splits = teams / (params.batch * lines);
+  const std::int32_t teams = blocks * kernel.teams, outputs = params.kv_heads * launch.row_blocks;
+  params.splits = teams / (params.batch * outputs);
   params.pairs = params.splits == 2 && params.fixed_split == 0 && blocks % 2 == 0 && kernel.pairs ? 1 : 0;
+  // Blocks of a pair are neighbours already.
+  const std::int32_t abreast = params.pairs != 0 ? 1 : choose_abreast(launch.row_blocks, teams);
+  const std::int32_t lines = outputs / abreast;
+  params.abreast_div = make_divisor(static_cast<std::uint32_t>(abreast));
+  params.line_div = make_divisor(static_cast<std::uint32_t>(lines));
+  params.block_div = make_divisor(static_cast<std::uint32_t>(teams / abreast));
+  params.slot_step = launch.slots / abreast;
   params.direct = kind == KernelCase::plain && launch.row_tiles == 1 && may_be_direct(params, teams);
   if (params.direct != 0 && launch.clusters != 0 && params.splits > kMostCluster) {
     params.splits = kMostCluster, params.cluster_log = kMostClusterLog;

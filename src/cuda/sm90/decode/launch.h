@@ -19,12 +19,14 @@ struct DecodeShape {
   std::int32_t batch = 0, kv_heads = 0, group = 0, max_q = 0, max_kv = 0;
   std::int32_t fixed_split_keys = 0;  // > 0: rows do not depend on their batch mates; a multiple of kTileKeys
   bool verify = false;  // more than 8 rows may go to the verify kernel, if there is one: see attention.cpp
+  bool masked = false;  // with mask tensor, softcap or ALiBi
 };
 
 struct DecodeLaunch {
   bool verify = false;
   std::int32_t row_tiles = 0, row_blocks = 0, blocks = 0, least_chunk = 0, fixed_split = 0;
   std::int32_t teams = 1;     // of a block; kernels that have none take one
+  std::int32_t slots = 0;     // of partial results
   std::int32_t clusters = 0;  // 1: a direct call has kMostCluster blocks of every output as a cluster
   std::size_t arrivals = 0, states = 0, outs = 0;  // offsets in the workspace
   std::size_t workspace_bytes = 0;

@@ -33,15 +33,20 @@ __device__ __forceinline__ void prefetch_mask(const DecodeParams& p, const RowBi
   if (row < Config::kRows) ptx::prefetch(rows[row].mask + static_cast<std::int64_t>(first) * p.mask.key);
 }
 
-/// softcap * tanh(logit / softcap) of true logits: `shift` [rows] is what centring K took out.
+/// softcap * tanh(logit / softcap) in the log2 domain; `shift` is what centring K took out of the logit.
+__device__ __forceinline__ float capped_logit(float softcap, float shift, float logit) {
+  const float y = fmaf(shift, kLog2E, logit);
+  // tanh(y) = 1 - 2 / (exp(2 y) + 1)
+  return softcap * kLog2E * (1.0F - __fdividef(2.0F, ptx::exp2_fast(y * (2.0F / softcap)) + 1.0F));
+}
+
+/// Of true logits: `shift` [rows].
 template <class Config>
 __device__ __forceinline__ void cap_logits(const DecodeParams& p, const float* shift, Scores<Config>& x) {
 #pragma unroll
   for (int k = 0; k < Config::kRowTiles * 8; ++k) {
     float& logit = x[k / 8][k / 4 % 2][k % 4];
-    const float y = fmaf(shift[column_row(k / 8, k % 2)], kLog2E, logit);
-    // tanh(y) = 1 - 2 / (exp(2 y) + 1)
-    logit = p.softcap * kLog2E * (1.0F - __fdividef(2.0F, ptx::exp2_fast(y * (2.0F / p.softcap)) + 1.0F));
+    logit = capped_logit(p.softcap, shift[column_row(k / 8, k % 2)], logit);
   }
 }
 

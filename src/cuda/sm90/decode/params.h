@@ -26,6 +26,7 @@ struct DecodeMask {
   const std::uint8_t* data;  // u8 (0: hidden) or f32 (added); null: none
   std::int64_t batch, head, row;
   std::int32_t key, additive;
+  std::int32_t quads;  // 1: elements of keys 4 i to 4 i + 3 are aligned together; set by launch_decode
 };
 
 struct DecodeParams {
@@ -70,8 +71,10 @@ struct DecodeParams {
   float softcap;
   Divisor page_div, group_div;   // of page_size and group
   Divisor commit_div;            // of the tokens that are packed together
-  Divisor head_div, line_div;    // of kv_heads and kv_heads * row_blocks
-  Divisor block_div, split_div;  // of the grid and splits
+  Divisor abreast_div;           // of the row blocks whose pieces are in neighbouring teams: all, or 1
+  Divisor head_div, line_div;    // of kv_heads and kv_heads * row_blocks / abreast
+  Divisor block_div, split_div;  // of teams / abreast and splits
+  std::int32_t slot_step;        // result slots of a row block of those abreast
 
   std::int32_t splits;       // blocks of every output if all are equally long; 0: more outputs than blocks
   std::int32_t direct;       // 1: outputs may be cut by constants alone, see direct.cuh

@@ -2,6 +2,9 @@
 // same number of blocks. Otherwise the tiles of all outputs lie in one line that is cut into one chunk for every block,
 // and a piece is the part of a chunk inside one output. With a fixed split every output starts at a multiple of the
 // chunk, so that pieces depend on the sequence alone; blocks take further chunks when they are done.
+//
+// Row blocks of a KV head read the same keys. So blocks next to each other have the same chunk of keys, one row block
+// each (`abreast`): they read it at the same time, the first from memory and the others from the second-level cache.
 #pragma once
 
 #include <cstdint>
@@ -95,7 +98,7 @@ class Schedule {
   /// All lanes of one warp.
   __device__ void start(const DecodeParams& p, std::int32_t block) {
     const int lane = threadIdx.x % 32;
-    lines_ = p.kv_heads * p.row_blocks;
+    lines_ = static_cast<std::int32_t>(p.line_div.d);
     fixed_ = p.fixed_split;
     direct_ = 0;
     std::int32_t total = 0, longest = 0;
@@ -107,7 +110,7 @@ class Schedule {
     }
     total_ = __reduce_add_sync(0xFFFFFFFFU, total) * lines_;
     size_ = fixed_ > 0 ? fixed_ : max(quotient(total_ + blocks(p) - 1, p.block_div), p.least_chunk);
-    chunk_ = block;
+    enter(p, block);
     if (fixed_ == 0 && p.splits > 0) {
       longest = __reduce_max_sync(0xFFFFFFFFU, longest);
       const std::int32_t split = max(quotient(longest + p.splits - 1, p.split_div), p.least_chunk);
@@ -119,8 +122,9 @@ class Schedule {
   [[nodiscard]] __device__ bool chunk_done() const {
     return position_ >= end_;
   }
-  __device__ void take(std::int32_t chunk) {
-    chunk_ = chunk;
+  /// Goes on with chunk `number` of those of all row blocks.
+  __device__ void take(const DecodeParams& p, std::int32_t number) {
+    enter(p, number);
     enter_chunk();
   }
 
@@ -153,6 +157,10 @@ class Schedule {
     const std::int32_t tiles = read_sequence(p, b).tiles;
     return fixed_ > 0 ? (tiles + fixed_ - 1) / fixed_ * fixed_ : tiles;
   }
+  __device__ void enter(const DecodeParams& p, std::int32_t number) {
+    chunk_ = quotient(number, p.abreast_div);
+    row_block_ = number - chunk_ * static_cast<std::int32_t>(p.abreast_div.d);
+  }
   __device__ void enter_chunk() {
     position_ = chunk_ * size_;
     end_ = min(position_ + size_, total_);
@@ -171,7 +179,7 @@ class Schedule {
     piece.tiles = min(size_, work.sequence.tiles - piece.first_tile);
     piece.count = static_cast<std::int32_t>(static_cast<std::uint32_t>(work.sequence.tiles + size_ - 1) /
                                             static_cast<std::uint32_t>(size_));
-    piece.slot = chunk_;
+    piece.slot = row_block_ * p.slot_step + chunk_;
     piece.paired = p.pairs != 0 && piece.count == 2 ? 1 : 0;
     return piece.tiles > 0;
   }
@@ -208,16 +216,17 @@ class Schedule {
     piece.tiles = min(end_, line_begin + line) - position_;
     piece.index = chunk_ - first_chunk;
     piece.count = (line_begin + line - 1) / size_ - first_chunk + 1;
-    piece.slot = chunk_ + b * lines_ + output;
+    piece.slot = row_block_ * p.slot_step + chunk_ + b * lines_ + output;
     piece.paired = 0;
     return piece;
   }
-  __device__ static void place_output(const DecodeParams& p, std::int32_t output, Piece& piece) {
-    piece.row_block = quotient(output, p.head_div);
-    piece.head = output - piece.row_block * p.kv_heads;
+  __device__ void place_output(const DecodeParams& p, std::int32_t output, Piece& piece) const {
+    const std::int32_t row_block = quotient(output, p.head_div);
+    piece.row_block = row_block_ + row_block;
+    piece.head = output - row_block * p.kv_heads;
   }
 
-  std::int32_t lines_, fixed_, direct_, size_, total_, chunk_, position_, end_;
+  std::int32_t lines_, fixed_, direct_, size_, total_, chunk_, row_block_, position_, end_;
 };
 
 }  // namespace mpfa::sm90

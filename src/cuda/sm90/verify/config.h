@@ -6,8 +6,10 @@
 
 namespace mpfa::sm90 {
 
-/// kTeamCount: teams of warpgroups in a block, see decode/team.cuh.
-template <int kHeadDim, Operand kKeyOperand, Operand kValueOperand, int kRowTileCount, int kTeamCount = 1>
+/// kTeamCount: teams of warpgroups in a block, see decode/team.cuh. kHasMask: has code for mask tensors, softcap and
+/// ALiBi.
+template <int kHeadDim, Operand kKeyOperand, Operand kValueOperand, int kRowTileCount, int kTeamCount = 1,
+          bool kHasMask = false>
 struct VerifyConfig {
   static constexpr int kD = kHeadDim;
   static constexpr Operand kKey = kKeyOperand, kValue = kValueOperand;
@@ -15,6 +17,7 @@ struct VerifyConfig {
   static constexpr ScaleKind kKeyScale = kKeyInfo.scale, kValueScale = kValueInfo.scale;
   // What the decode kernel's begin and end of a piece ask for.
   static constexpr bool kRankOne = false, kPlain = false, kGeneral = false;
+  static constexpr bool kMasked = kHasMask;
   static constexpr int kRowTiles = kRowTileCount, kRows = 8 * kRowTiles, kChunks = kD / 32;
 
   static constexpr int kBlockGroups = verify_groups(kRowTiles), kBlockThreads = 128 * kBlockGroups;
@@ -25,11 +28,12 @@ struct VerifyConfig {
   static constexpr int kHalves = 2;          // of 64 channels
   static_assert(kD == 128 && kKeyInfo.bits == 4 && kValueInfo.bits == 4);
 
-  // A stage: codes of K, codes of V, scales of K, scales of V.
+  // A stage: codes of K, codes of V, scales of K, scales of V, and what a mask tensor has of the tile.
   static constexpr int kKeyScaleBytes = scale_room(kKey, kD), kValueScaleBytes = scale_room(kValue, kD);
   static constexpr int kValuesAt = kVerifyKeys * kKeyRowBytes, kKeyScalesAt = kValuesAt + kVerifyKeys * kValueRowBytes;
   static constexpr int kValueScalesAt = kKeyScalesAt + kVerifyKeys * kKeyScaleBytes;
-  static constexpr int kStageBytes = kValueScalesAt + kVerifyKeys * kValueScaleBytes;
+  static constexpr int kMaskAt = kValueScalesAt + kVerifyKeys * kValueScaleBytes;
+  static constexpr int kStageBytes = kMaskAt + (kMasked ? kVerifyKeys * kRows * 4 : 0);
 
   // A group: stages, P twice, of every warp scales of V and of groups of K and (factor, maximum) of rows, and column
   // maxima of warps.

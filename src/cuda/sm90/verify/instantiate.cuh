@@ -12,8 +12,11 @@ DecodeKernel verify_kernel_of() {
 }
 
 template <int kHeadDim, Operand kKey, Operand kValue, int kRowTiles>
-DecodeKernel verify_kernel_of(std::int32_t teams) {
+DecodeKernel verify_kernel_of(std::int32_t teams, bool masked) {
   constexpr int kGroups = verify_groups(kRowTiles);
+  if constexpr (has_masked_verify_kernel(kHeadDim, {kKey, kValue})) {
+    if (masked) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 1, true>>();
+  }
   if constexpr (kGroups == 4) {
     if (teams == 2) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 2>>();
   }
@@ -22,10 +25,10 @@ DecodeKernel verify_kernel_of(std::int32_t teams) {
 }
 
 template <int kHeadDim, Operand kKey, Operand kValue>
-DecodeKernel verify_kernel(std::int32_t row_tiles, std::int32_t teams) {
-  if (row_tiles == 2) return verify_kernel_of<kHeadDim, kKey, kValue, 2>(teams);
-  if (row_tiles == 4) return verify_kernel_of<kHeadDim, kKey, kValue, 4>(teams);
-  return verify_kernel_of<kHeadDim, kKey, kValue, 8>(teams);
+DecodeKernel verify_kernel(std::int32_t row_tiles, std::int32_t teams, bool masked) {
+  if (row_tiles == 2) return verify_kernel_of<kHeadDim, kKey, kValue, 2>(teams, masked);
+  if (row_tiles == 4) return verify_kernel_of<kHeadDim, kKey, kValue, 4>(teams, masked);
+  return verify_kernel_of<kHeadDim, kKey, kValue, 8>(teams, masked);
 }
 
 }  // namespace mpfa::sm90

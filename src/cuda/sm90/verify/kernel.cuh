@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/sm90/verify/finish.cuh"
+#include "cuda/sm90/verify/mask.cuh"
 
 namespace mpfa::sm90 {
 
@@ -14,7 +15,7 @@ namespace mpfa::sm90 {
 template <class Config>
 class GroupWalk {
  public:
-  __device__ __forceinline__ explicit GroupWalk(const DecodeParams& p) : p_(&p), pages_(p) {}
+  __device__ __forceinline__ explicit GroupWalk(const DecodeParams& p) : p_(&p), pages_(p), mask_(p) {}
 
   /// Starts copies of the first tiles of a piece, those that the outputs of the last one leave room for.
   __device__ __forceinline__ void start(const Work& work, std::uint32_t memory) {
@@ -28,7 +29,7 @@ class GroupWalk {
     whole_begin_ = max(s.all_begin - first_ + kStep - 1, 0) / kStep;
     whole_count_ = (max(min(s.all_end, end_) - first_ - kVerifyKeys, -kStep) + kStep) / kStep - whole_begin_;
 #pragma unroll
-    for (int i = 0; i < Config::kEarlyStages; ++i) copy(memory + i * Config::kStageBytes, i, find(work, i));
+    for (int i = 0; i < Config::kEarlyStages; ++i) copy<false>(memory + i * Config::kStageBytes, i, find(work, i));
   }
 
   /// Adds all tiles to `state`.
@@ -46,11 +47,20 @@ class GroupWalk {
     Lane<Config> own;
     own.enter(*p_, memory + Config::kScratchAt + warp * Config::kScratchBytes);
     ptx::keep_in_register(put);
-    tops.start(exchange.factors);
+    tops.start(exchange.factors, Config::kMasked && scales_logits(*p_));
+    if constexpr (Config::kMasked) {
+      mask_.enter(work, exchange.row_bias);
+#pragma unroll 1
+      for (int i = 0; i < Config::kEarlyStages && i < count_; ++i) {
+        mask_.copy(mask_.begins(), memory + i * Config::kStageBytes, warp_key(i), end_);
+      }
+      ptx::commit_copies();
+    }
 #pragma unroll
-    for (int i = Config::kEarlyStages; i < Config::kStages; ++i)
+    for (int i = Config::kEarlyStages; i < Config::kStages; ++i) {
       copy(memory + i * Config::kStageBytes, i, find(work, i));
-    ptx::wait_copies<Config::kStages - 1>();
+    }
+    ptx::wait_copies<Config::kStages - (Config::kMasked ? Config::kEarlyStages : 1)>();
     ptx::sync_some<128>(barrier);
     const std::uint32_t last = memory + (Config::kStages - 1) * Config::kStageBytes;
     std::uint32_t stage = memory;
@@ -61,14 +71,25 @@ class GroupWalk {
     }
     std::int32_t step = Config::kProbabilityBytes;  // to the other P
     for (std::int32_t i = 0; i < count_; ++i) {
-      if (__builtin_expect(tile.rare != 0, 0)) {
+      if constexpr (Config::kMasked) {
+        if (scales_logits(*p_)) {
+          const float unit = Config::kKeyScale == ScaleKind::e8m0 ? followed_unit(state.key_bias) : 1.0F;
+          scale_group_logits<Config>(*p_, exchange, unit, warp_key(i), x);
+        }
+        if ((tile.rare & kMaskActs) != 0) mask_.apply(work, stage, x);
+      }
+      if (__builtin_expect((tile.rare & ~kMaskActs) != 0, 0)) {
         if ((tile.rare & kScaled) != 0) scale_outputs<Config>(state, tile.keep);
         if ((tile.rare & kMasked) != 0) {
           const std::int32_t first = first_ + i * kStep, row0 = work.piece.row_block * Config::kRows;
           mask_group_scores<Config>(*p_, work.sequence, row0, first + warp * 16, end_, x);
           const std::uint32_t nan = tile.rare & kNan;
           if (__any_sync(0xFFFFFFFFU, nan != 0)) {
-            spread_group_nan<Config>(*p_, work.sequence, row0, first, nan, state);
+            const auto shows = [&](int row, std::int32_t key) {
+              // What the mask says of keys past the piece was not copied: they are another piece's.
+              return !Config::kMasked || (first + key < end_ && mask_.shows(work, stage, row, key));
+            };
+            spread_group_nan<Config>(*p_, work.sequence, row0, first, nan, shows, state);
           }
         }
       }
@@ -120,7 +141,7 @@ class GroupWalk {
 
  private:
   static constexpr std::int32_t kStep = Config::kGroups * kVerifyKeys;
-  static constexpr std::uint32_t kNan = 0xFU, kMasked = 0x10U, kScaled = 0x20U;
+  static constexpr std::uint32_t kNan = 0xFU, kMasked = 0x10U, kScaled = 0x20U, kMaskActs = 0x40U;
 
   /// The same in every lane, for what MMAs take from uniform registers.
   template <class T>
@@ -135,6 +156,10 @@ class GroupWalk {
     float keep;          // what outputs have to be multiplied by
     std::uint32_t rare;  // 0, or kMasked and the NaN of Unseen, and kScaled if `keep` is not 1
   };
+  /// The first of the warp's keys of tile i.
+  __device__ __forceinline__ std::int32_t warp_key(std::int32_t i) const {
+    return first_ + i * kStep + static_cast<std::int32_t>(threadIdx.x / 32 % 4 * kVerifyPage);
+  }
 
   /// The scores of tile i, and half of its V expanded.
   __device__ __forceinline__ void expand(const Exchange<Config>& exchange, const Work& work, std::int32_t i,
@@ -157,8 +182,15 @@ class GroupWalk {
       }
       ValueScales<Config>::hide(codes, unseen);
     }
+    if constexpr (Config::kMasked) {
+      if (!masked) ValueScales<Config>::hide(codes, unseen);  // a mask tensor may hide keys of any tile
+    }
+    std::uint32_t mask_acts = 0;
     const auto expand_values = [&] {
       tile.value_scales.take(own);
+      if constexpr (Config::kMasked) {
+        mask_acts = __any_sync(0xFFFFFFFFU, mask_.acts(mask_.load_ahead(stage), stage)) ? kMaskActs : 0U;
+      }
       tile.low.load(stage + own.values, tile.value_scales, 0);
       if constexpr (Config::kRowTiles < 8) tile.low.finish();
       ptx::wait_mma<0>();
@@ -177,7 +209,7 @@ class GroupWalk {
       tile.keep = ValueScales<Config>::put(codes, own, state.bias);
       KeyScales<Config> scales;
       if (scales.take(keys.scales, own, masked, hidden, state.key_bias)) {
-        tops.scale(exchange.factors, followed_unit(state.key_bias));
+        if (!Config::kMasked || !scales_logits(*p_)) tops.scale(exchange.factors, followed_unit(state.key_bias));
       }
       start_scores<Config>(keys, queries, scales, x);
       if constexpr (Config::kRowTiles < 8) ptx::wait_mma<2>();
@@ -186,6 +218,8 @@ class GroupWalk {
       ptx::pin(x);
     }
     tile.rare = (tile.keep != 1.0F ? kScaled : 0U) | (masked ? kMasked | unseen.nan : 0U);
+    if constexpr (Config::kMasked)
+      tile.rare |= mask_acts | (__any_sync(0xFFFFFFFFU, unseen.nan != 0) ? kMasked | unseen.nan : 0U);
   }
 
   /// Places of tiles i to i + 31, one a lane.
@@ -202,14 +236,24 @@ class GroupWalk {
     if (__builtin_expect(i % 32 == 0, 0)) now_ = locate(work, i);
     return {__shfl_sync(0xFFFFFFFFU, now_.page, i), __shfl_sync(0xFFFFFFFFU, now_.slot, i)};
   }
-  /// Starts the copies of tile i, if there is one.
+  /// Starts the copies of tile i, if there is one. kMasks: also of the mask tensor's part.
+  template <bool kMasks = true>
   __device__ __forceinline__ void copy(std::uint32_t stage, std::int32_t i, Place place) const {
-    if (i < count_) pages_.copy(stage, place);
+    if constexpr (kMasks && Config::kMasked) {
+      const auto begins = mask_.begins();
+      if (i < count_) {
+        pages_.copy(stage, place);
+        mask_.copy(begins, stage, warp_key(i), end_);
+      }
+    } else {
+      if (i < count_) pages_.copy(stage, place);
+    }
     ptx::commit_copies();
   }
 
   const DecodeParams* p_;
   GroupPages<Config> pages_;
+  TileMask<Config> mask_;
   std::int32_t first_, end_, count_;
   std::int32_t whole_begin_, whole_count_;  // tiles of which every row sees every key
   Place now_{};
@@ -243,6 +287,7 @@ __global__ void __launch_bounds__(Config::kBlockThreads, 1) verify(const __grid_
     if (threadIdx.x % Config::kThreads == 0 && work.ends_chunk != 0 && work.last == 0) {
       *exchange.taken = atomicAdd(p.taken, 1);
     }
+    if constexpr (Config::kMasked) load_group_biases<Config>(p, work, exchange.row_bias);
     clear_state<Config>(state);
     store_group_query<Config>(p, work, query, exchange);
     sync_team<Config>();

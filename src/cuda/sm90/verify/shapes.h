@@ -24,6 +24,12 @@ constexpr bool has_verify_pages(std::int64_t page_size, std::int64_t key_scale_b
   return page_size % kVerifyPage == 0 && key_scale_bytes % 4 == 0 && value_scale_bytes % 4 == 0;
 }
 
+/// Whether there is one with mask tensors, softcap and ALiBi.
+constexpr bool has_masked_verify_kernel(std::int64_t head_dim, OperandPair operands) {
+  return has_verify_kernel(head_dim, operands) && operands.key == operands.value &&
+         (operands.key == Operand::mxfp4 || operands.key == Operand::nvfp4);
+}
+
 /// Row tiles of 8 of a block for `rows` query rows of one KV head; up to 8 rows are for the decode kernel.
 constexpr std::int32_t verify_row_tiles(std::int64_t rows) {
   return rows <= 16 ? 2 : rows <= 32 ? 4 : 8;

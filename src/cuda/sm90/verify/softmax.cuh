@@ -34,11 +34,13 @@ struct RowTops {
                  "f"(v.y), "f"(v.z), "f"(v.w)
                  : "memory");
   }
-  __device__ __forceinline__ void start(const float* factors) const {
+  /// scaled: scores will be logits.
+  __device__ __forceinline__ void start(const float* factors, bool scaled) const {
     if (threadIdx.x % 32 < 4) {
 #pragma unroll
       for (int n = 0; n < Config::kRowTiles; ++n) {
-        store(n, make_float4(factors[column_row(n, 0)], factors[column_row(n, 1)], -FLT_MAX, -FLT_MAX));
+        const float two[2] = {factors[column_row(n, 0)], factors[column_row(n, 1)]};
+        store(n, make_float4(scaled ? 1.0F : two[0], scaled ? 1.0F : two[1], -FLT_MAX, -FLT_MAX));
       }
     }
     __syncwarp();
@@ -98,10 +100,12 @@ __device__ __forceinline__ void mask_group_scores(const DecodeParams& p, const S
   }
 }
 
-/// Puts NaN scales of V, found in a masked tile, into the outputs of the rows that see their keys.
-template <class Config>
+/// Puts NaN scales of V, found in a masked tile, into the outputs of the rows that see their keys. shows(row, key): not
+/// hidden by a mask tensor.
+template <class Config, class Shows>
 __device__ __forceinline__ void spread_group_nan(const DecodeParams& p, const Sequence& s, std::int32_t row0,
-                                                 std::int32_t first, std::uint32_t nan, GroupState<Config>& state) {
+                                                 std::int32_t first, std::uint32_t nan, Shows&& shows,
+                                                 GroupState<Config>& state) {
   const std::uint32_t g = threadIdx.x % 32 / 4;
 #pragma unroll 1
   for (std::int32_t key = 0; key < kVerifyKeys; ++key) {
@@ -113,7 +117,7 @@ __device__ __forceinline__ void spread_group_nan(const DecodeParams& p, const Se
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const Keys seen = row_keys(p, s, row0 + column_row(n, j));
-        if (first + key < seen.begin || first + key >= seen.end) continue;
+        if (first + key < seen.begin || first + key >= seen.end || !shows(column_row(n, j), key)) continue;
 #pragma unroll
         for (int h = 0; h < Config::kHalves; ++h) {
           state.out[h][n * 4 + j] = state.out[h][n * 4 + 2 + j] = __int_as_float(0x7FC00000);
