@@ -40,8 +40,8 @@ struct GroupRow {
   }
 };
 
-/// V's scales relative to the exponent are multiplied by the float whose bits are `bias`. Makes that fit the warp's
-/// `largest`; returns what the sums so far have to be multiplied by.
+/// V's scales are multiplied by the float whose bits are `bias`. Makes that fit the warp's `largest`; returns what the
+/// sums so far have to be multiplied by.
 __device__ __forceinline__ float follow_groups(float largest, std::uint32_t& bias) {
   if (!__builtin_expect(__any_sync(0xFFFFFFFFU, largest * __uint_as_float(bias) > kMostGroupScale), 0)) return 1.0F;
   const std::uint32_t bits = __float_as_uint(largest);

@@ -96,7 +96,8 @@ class GroupWalk {
       float4 top[Config::kRowTiles];
       tops.load(top);
       ValueSteps<Config> high;
-      high.load(stage + own.values, tile.value_scales, 1);
+      high.load(stage + own.values, 1);
+      high.expand(tile.value_scales, 1);
 
       float sum[Config::kRowTiles][2];
 #pragma unroll
@@ -166,7 +167,9 @@ class GroupWalk {
                                          std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
                                          const RowTops<Config>& tops, float (&x)[Config::kScores], Tile& tile,
                                          GroupState<Config>& state) {
-    auto codes = ValueScales<Config>::codes(p_->v, stage + own.value_scales, own);
+    auto stored = ValueScales<Config>::codes(p_->v, stage + own.value_scales, own);
+    typename KeyScales<Config>::Stored stored_keys;
+    if constexpr (!kScalesSums<Config>) stored_keys.load(stage + own.key_scales);
     Unseen unseen;
     const bool masked = static_cast<std::uint32_t>(i - whole_begin_) >= static_cast<std::uint32_t>(whole_count_);
     bool hidden[2] = {false, false};  // keys g and g + 8 of K
@@ -180,40 +183,56 @@ class GroupWalk {
       for (int k = 0; k < 2; ++k) {
         hidden[k] = outside(16 * warp + lane / 4 + 8 * k), unseen.hidden[k] = outside(2 * lane + k);
       }
-      ValueScales<Config>::hide(codes, unseen);
+      ValueScales<Config>::hide(stored, unseen);
     }
     if constexpr (Config::kMasked) {
-      if (!masked) ValueScales<Config>::hide(codes, unseen);  // a mask tensor may hide keys of any tile
+      if (!masked) ValueScales<Config>::hide(stored, unseen);  // a mask tensor may hide keys of any tile
     }
     std::uint32_t mask_acts = 0;
+    KeyScales<Config> key_scales;
+    std::uint32_t halves[2];
+    tile.keep = 1.0F;
+    if constexpr (kScalesSums<Config>) {
+      tile.keep = follow_groups(fmaxf(fabsf(stored.x), fabsf(stored.y)), state.bias);
+      ValueScales<Config>::convert(stored, halves, state.bias);
+    } else {
+      bool beyond = ValueScales<Config>::convert(stored, halves, state.bias);
+      beyond = key_scales.convert(stored_keys, own, masked, hidden, state.key_bias) || beyond;
+      if (KeyScales<Config>::kFollows && __builtin_expect(__any_sync(0xFFFFFFFFU, beyond), 0)) {
+        tile.keep = ValueScales<Config>::follow(stored, halves, state.bias);
+        key_scales.follow(state.key_bias);
+        if (!Config::kMasked || !scales_logits(*p_)) tops.scale(exchange.factors, followed_unit(state.key_bias));
+      }
+    }
+    ValueScales<Config>::put(halves, own);
+    const auto load_values = [&] {
+      tile.value_scales.take(own, 0);
+      tile.low.load(stage + own.values, 0);
+    };
     const auto expand_values = [&] {
-      tile.value_scales.take(own);
       if constexpr (Config::kMasked) {
         mask_acts = __any_sync(0xFFFFFFFFU, mask_.acts(mask_.load_ahead(stage), stage)) ? kMaskActs : 0U;
       }
-      tile.low.load(stage + own.values, tile.value_scales, 0);
+      tile.low.expand(tile.value_scales, 0);
+      tile.value_scales.take(own, 1);
       if constexpr (Config::kRowTiles < 8) tile.low.finish();
       ptx::wait_mma<0>();
     };
     if constexpr (kScalesSums<Config>) {
-      tile.keep = ValueScales<Config>::put(codes, own, state.bias);
       SumScales<Config>::put(p_->k, stage, own);
       __syncwarp();
       ScoreSums<Config> sums;
       sums.start(stage + own.keys, queries, own, x);
+      load_values();
       expand_values();
       sums.finish(own, x);
     } else {
       KeyCodes<Config> keys;
       keys.load(stage, own);
-      tile.keep = ValueScales<Config>::put(codes, own, state.bias);
-      KeyScales<Config> scales;
-      if (scales.take(keys.scales, own, masked, hidden, state.key_bias)) {
-        if (!Config::kMasked || !scales_logits(*p_)) tops.scale(exchange.factors, followed_unit(state.key_bias));
-      }
-      start_scores<Config>(keys, queries, scales, x);
-      if constexpr (Config::kRowTiles < 8) ptx::wait_mma<2>();
+      key_scales.spread();
       __syncwarp();
+      start_scores<Config>(keys, queries, key_scales, x, load_values);
+      if constexpr (Config::kRowTiles < 8) ptx::wait_mma<2>();
       expand_values();
       ptx::pin(x);
     }

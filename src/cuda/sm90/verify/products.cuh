@@ -31,27 +31,27 @@ __device__ __forceinline__ void expand_word(std::uint32_t w, std::uint32_t (&f)[
   }
 }
 
-/// Codes of a thread's keys g and g + 8, and their scales as stored.
+/// Codes of a thread's keys g and g + 8.
 template <class Config>
 struct KeyCodes {
   uint4 codes[2];
-  typename KeyScales<Config>::Stored scales;
 
   __device__ __forceinline__ void load(std::uint32_t stage, const Lane<Config>& own) {
-    scales.load(stage + own.key_scales);
     codes[0] = ptx::load_shared_words(stage + own.keys);
     codes[1] = ptx::load_shared_words(stage + own.keys + 8 * Config::kKeyRowBytes);
   }
 };
 
-/// Starts x = scores of the warpgroup's tile.
-template <class Config>
+/// Starts x = scores of the warpgroup's tile. before_last: called before the last codes are expanded.
+template <class Config, class F>
 __device__ __forceinline__ void start_scores(const KeyCodes<Config>& keys, std::uint32_t queries,
-                                             const KeyScales<Config>& scales, float (&x)[Config::kScores]) {
+                                             const KeyScales<Config>& scales, float (&x)[Config::kScores],
+                                             F&& before_last) {
   const uint4 low = keys.codes[0], high = keys.codes[1];
   const std::uint32_t words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
 #pragma unroll
   for (int m = 0; m < 4; ++m) {
+    if (m == 3) before_last();
     std::uint32_t f[2][4];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void start_scores(const KeyCodes<Config>& keys, std::
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const std::uint32_t a[4] = {f[0][2 * s], f[1][2 * s], f[0][2 * s + 1], f[1][2 * s + 1]};
-      ptx::multiply_async(x, a, queries + (2 * m + s) * 2 * Config::kRows, m + s > 0 ? 1 : 0);
+      ptx::multiply_async(x, a, ptx::whole_descriptor(queries) + (2 * m + s) * 2 * Config::kRows, m + s > 0 ? 1 : 0);
     }
     ptx::commit_mma();
     if (m == 0) ptx::wait_mma<1>();  // frees the registers of what was started before
@@ -90,7 +90,7 @@ struct ScoreSums {
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         const std::uint32_t a[4] = {f[0][2 * s], f[1][2 * s], f[0][2 * s + 1], f[1][2 * s + 1]};
-        ptx::multiply_async(sum[c % 2], a, queries + (2 * c + s) * 2 * Config::kRows, s);
+        ptx::multiply_async(sum[c % 2], a, ptx::whole_descriptor(queries) + (2 * c + s) * 2 * Config::kRows, s);
       }
       ptx::commit_mma();
       ptx::wait_mma<1>();  // at first of what was started before
@@ -117,12 +117,13 @@ struct ScoreSums {
 /// V of the warp's channels and 32 keys, two steps of 16, as A operands [step][half].
 template <class Config>
 struct ValueSteps {
-  std::uint32_t a[2][Config::kHalves][4];
+  std::uint32_t w[4], a[2][Config::kHalves][4];
 
   /// codes: of the lane's key; which: the first or second 32 keys of the tile.
-  __device__ __forceinline__ void load(std::uint32_t codes, const ValueScales<Config>& scales, int which) {
-    std::uint32_t w[4];
+  __device__ __forceinline__ void load(std::uint32_t codes, int which) {
     ptx::load_matrices_transposed(w, codes + which * 32 * Config::kValueRowBytes);
+  }
+  __device__ __forceinline__ void expand(const ValueScales<Config>& scales, int which) {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       std::uint32_t f[2][4];
@@ -155,7 +156,8 @@ __device__ __forceinline__ void start_values(const ValueSteps<Config>& v, std::u
   for (int s = 0; s < 2; ++s) {
 #pragma unroll
     for (int h = 0; h < Config::kHalves; ++h) {
-      ptx::multiply_async(state.out[h], v.a[s][h], probabilities + (2 * which + s) * 2 * Config::kRows, 1);
+      ptx::multiply_async(state.out[h], v.a[s][h],
+                          ptx::whole_descriptor(probabilities) + (2 * which + s) * 2 * Config::kRows, 1);
     }
   }
 }

@@ -98,14 +98,11 @@ __device__ __forceinline__ void follow_codes(std::uint32_t codes, std::uint32_t&
   }
   scales = bits[0] | bits[1] << 16;
 }
-/// Two codes as f16 relative to the exponent; true if that had to change, for the whole warp.
-__device__ __forceinline__ bool take_codes(std::uint32_t codes, std::uint32_t& scales, std::uint32_t& bias) {
+/// Two codes as f16 relative to the exponent; true if one is too large for it.
+__device__ __forceinline__ bool convert_codes(std::uint32_t codes, std::uint32_t& scales, std::uint32_t bias) {
   const std::uint32_t field = __viaddmax_s16x2(codes, bias, 0U);
-  const bool beyond = ((field + (0x7FFFU - 30U) * 0x10001U) & 0x80008000U) != 0;
   scales = field << 10;
-  if (!__builtin_expect(__any_sync(0xFFFFFFFFU, beyond), 0)) return false;
-  follow_codes(codes, scales, bias);
-  return true;
+  return ((field + (0x7FFFU - 30U) * 0x10001U) & 0x80008000U) != 0;
 }
 
 /// Scales of the words of a thread's keys g and g + 8.
@@ -134,31 +131,42 @@ struct KeyScales {
     }
   };
 
-  /// hidden: keys g and g + 8 that no row sees, whose scales must not be followed. True if `bias` changed.
-  __device__ __forceinline__ bool take(const Stored& stored, const Lane<Config>& own, bool masked,
-                                       const bool (&hidden)[2], std::uint32_t& bias) {
-    bool changed = false;
+  /// hidden: keys g and g + 8 that no row sees, whose scales must not be followed. True if one does not fit.
+  __device__ __forceinline__ bool convert(const Stored& stored, const Lane<Config>& own, bool masked,
+                                          const bool (&hidden)[2], std::uint32_t bias) {
     if constexpr (kFollows) {
-      std::uint32_t codes = __byte_perm(stored.w[0], stored.w[1], own.key_select) & 0x00FF00FFU, bits;
+      codes_ = __byte_perm(stored.w[0], stored.w[1], own.key_select) & 0x00FF00FFU;
       if (__builtin_expect(masked, 0)) {
-        if (hidden[0]) codes = (codes & 0xFFFF0000U) | kHidden;
-        if (hidden[1]) codes = (codes & 0xFFFFU) | kHidden << 16;
+        if (hidden[0]) codes_ = (codes_ & 0xFFFF0000U) | kHidden;
+        if (hidden[1]) codes_ = (codes_ & 0xFFFFU) | kHidden << 16;
       }
-      changed = take_codes(codes, bits, bias);
-      pair[0][0] = __byte_perm(bits, 0, 0x1010), pair[1][0] = __byte_perm(bits, 0, 0x3232);
+      return convert_codes(codes_, halves_[0], bias);
+    } else {
+      halves_[0] = e4m3_pair(stored.w[0]), halves_[1] = e4m3_pair(stored.w[1]);
+      return false;
+    }
+  }
+  /// When one of the warp's did not fit.
+  __device__ __forceinline__ void follow(std::uint32_t& bias) {
+    follow_codes(codes_, halves_[0], bias);
+  }
+  __device__ __forceinline__ void spread() {
+    if constexpr (kFollows) {
+      pair[0][0] = __byte_perm(halves_[0], 0, 0x1010), pair[1][0] = __byte_perm(halves_[0], 0, 0x3232);
     } else {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const std::uint32_t halves = e4m3_pair(stored.w[k]);
-        pair[k][0] = __byte_perm(halves, 0, 0x1010), pair[k][1] = __byte_perm(halves, 0, 0x3232);
+        pair[k][0] = __byte_perm(halves_[k], 0, 0x1010), pair[k][1] = __byte_perm(halves_[k], 0, 0x3232);
       }
     }
-    return changed;
   }
   /// Of word m.
   __device__ __forceinline__ std::uint32_t operator()(int k, int m) const {
     return pair[k][kFollows ? 0 : m / 2];
   }
+
+ private:
+  std::uint32_t codes_, halves_[2];
 };
 
 /// Which of the lane's keys of V, 2 l and 2 l + 1 of the tile, every row may not see, and what NaN was found.
@@ -219,31 +227,37 @@ struct ValueScales {
     }
   }
 
-  /// Puts the warp's into scratch memory. Returns what the sums so far have to be multiplied by.
-  __device__ __forceinline__ static float put(Codes codes, const Lane<Config>& own, std::uint32_t& bias) {
-    const std::uint32_t to = own.put_scales;
-    float keep = 1.0F;
+  /// The lane's as f16; true if one does not fit.
+  __device__ __forceinline__ static bool convert(Codes codes, std::uint32_t (&halves)[2], std::uint32_t bias) {
     if constexpr (kKind == ScaleKind::group) {
-      keep = follow_groups(fmaxf(fabsf(codes.x), fabsf(codes.y)), bias);
       const float lift = __uint_as_float(bias);
-      const std::uint32_t bits = half2_bits(__floats2half2_rn(codes.x * lift, codes.y * lift));
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
+      halves[0] = half2_bits(__floats2half2_rn(codes.x * lift, codes.y * lift));
+      return false;  // follow_groups was called before
     } else if constexpr (kKind == ScaleKind::e8m0) {
-      std::uint32_t bits;
-      const std::int32_t before = followed_exponent(bias);
-      if (take_codes(codes, bits, bias)) keep = exp2f(static_cast<float>(before - followed_exponent(bias)));
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
+      return convert_codes(codes, halves[0], bias);
     } else {
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(e4m3_pair(codes)) : "memory");
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + 128), "r"(e4m3_pair(codes >> 16)) : "memory");
+      halves[0] = e4m3_pair(codes), halves[1] = e4m3_pair(codes >> 16);
+      return false;
     }
-    return keep;
   }
-  /// Takes the thread's out of it, after __syncwarp.
-  __device__ __forceinline__ void take(const Lane<Config>& own) {
-    const uint4 a = ptx::load_shared_words(own.take_scales), b = ptx::load_shared_words(own.take_scales + 16);
-    pair[0] = a.x, pair[1] = a.y, pair[2] = a.z, pair[3] = a.w;
-    pair[4] = b.x, pair[5] = b.y, pair[6] = b.z, pair[7] = b.w;
+  /// e8m0, when one of the warp's did not fit; returns what the sums so far have to be multiplied by.
+  __device__ __forceinline__ static float follow(Codes codes, std::uint32_t (&halves)[2], std::uint32_t& bias) {
+    const std::int32_t before = followed_exponent(bias);
+    if constexpr (kKind == ScaleKind::e8m0) follow_codes(codes, halves[0], bias);
+    const std::int32_t after = followed_exponent(bias);
+    return after != before ? exp2f(static_cast<float>(before - after)) : 1.0F;
+  }
+  /// To scratch memory.
+  __device__ __forceinline__ static void put(const std::uint32_t (&halves)[2], const Lane<Config>& own) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(own.put_scales), "r"(halves[0]) : "memory");
+    if constexpr (kKind == ScaleKind::e4m3) {
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(own.put_scales + 128), "r"(halves[1]) : "memory");
+    }
+  }
+  /// Takes the thread's of 32 keys out of it, after __syncwarp.
+  __device__ __forceinline__ void take(const Lane<Config>& own, int which) {
+    const uint4 a = ptx::load_shared_words(own.take_scales + which * 16);
+    pair[4 * which] = a.x, pair[4 * which + 1] = a.y, pair[4 * which + 2] = a.z, pair[4 * which + 3] = a.w;
   }
 };
 

@@ -9,13 +9,16 @@
 
 namespace mpfa::ptx {
 
-/// Lower half of the descriptor of b at a shared address, for `columns` columns; the upper one is a constant. 16 bytes
-/// further on in memory are 1.
+/// Lower half of the descriptor of b at a shared address, for `columns` columns. 16 bytes further on in memory are 1.
 __device__ __forceinline__ std::uint32_t matrix_descriptor(std::uint32_t address, std::uint32_t columns) {
   // Bytes to the next 8 inner indices, by 16. In a cluster an address has the block's rank above its 18 bits.
   return columns << 16 | (address & 0x3FFFFU) >> 4;
 }
-inline constexpr std::uint32_t kColumnStep = 128 / 16;  // to the next 8 columns
+/// All of it. Sums of 64 bits are made in the registers that the MMA reads, without copies.
+__device__ __forceinline__ std::uint64_t whole_descriptor(std::uint32_t lower) {
+  constexpr std::uint64_t kColumnStep = 128 / 16;  // to the next 8 columns
+  return kColumnStep << 32 | lower;
+}
 
 /// Before the first MMA, and after registers of one were written by other instructions.
 __device__ __forceinline__ void fence_mma() {
@@ -37,34 +40,35 @@ __device__ __forceinline__ void pin(float (&d)[kCount]) {
 }
 
 /// add 0: the sums begin with this product.
-__device__ __forceinline__ void multiply_async(float (&d)[8], const std::uint32_t (&a)[4], std::uint32_t b, int add) {
+__device__ __forceinline__ void multiply_async(float (&d)[8], const std::uint32_t (&a)[4], std::uint64_t b, int add) {
   asm volatile(
-      "{.reg .pred p; .reg .b64 b; setp.ne.b32 p, %13, 0; mov.b64 b, {%12, %14};"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, b, p, "
+      "{.reg .pred p; setp.ne.b32 p, %13, 0;"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, "
+      "p, "
       "1, 1, 0;}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add), "n"(kColumnStep));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
-__device__ __forceinline__ void multiply_async(float (&d)[16], const std::uint32_t (&a)[4], std::uint32_t b, int add) {
+__device__ __forceinline__ void multiply_async(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, int add) {
   asm volatile(
-      "{.reg .pred p; .reg .b64 b; setp.ne.b32 p, %21, 0; mov.b64 b, {%20, %22};"
+      "{.reg .pred p; setp.ne.b32 p, %21, 0;"
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15}, {%16, %17, %18, %19}, b, p, 1, 1, 0;}"
+      "%13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
         "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add), "n"(kColumnStep));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
-__device__ __forceinline__ void multiply_async(float (&d)[32], const std::uint32_t (&a)[4], std::uint32_t b, int add) {
+__device__ __forceinline__ void multiply_async(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b, int add) {
   asm volatile(
-      "{.reg .pred p; .reg .b64 b; setp.ne.b32 p, %37, 0; mov.b64 b, {%36, %38};"
+      "{.reg .pred p; setp.ne.b32 p, %37, 0;"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
       "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, b, p, 1, 1, 0;}"
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
         "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
         "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
         "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add), "n"(kColumnStep));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 /// Shared memory written by this thread becomes visible to asynchronous MMAs, after a barrier.
