@@ -9,6 +9,7 @@
 
 namespace mpfa::ptx {
 
+inline constexpr std::uint32_t kColumnStep = 128 / 16;  // of a descriptor, to the next 8 columns
 /// Lower half of the descriptor of b at a shared address, for `columns` columns. 16 bytes further on in memory are 1.
 __device__ __forceinline__ std::uint32_t matrix_descriptor(std::uint32_t address, std::uint32_t columns) {
   // Bytes to the next 8 inner indices, by 16. In a cluster an address has the block's rank above its 18 bits.
@@ -16,8 +17,7 @@ __device__ __forceinline__ std::uint32_t matrix_descriptor(std::uint32_t address
 }
 /// All of it. Sums of 64 bits are made in the registers that the MMA reads, without copies.
 __device__ __forceinline__ std::uint64_t whole_descriptor(std::uint32_t lower) {
-  constexpr std::uint64_t kColumnStep = 128 / 16;  // to the next 8 columns
-  return kColumnStep << 32 | lower;
+  return std::uint64_t{kColumnStep} << 32 | lower;
 }
 
 /// Before the first MMA, and after registers of one were written by other instructions.
