@@ -55,7 +55,6 @@ struct DecodeConfig {
   static constexpr float kValueUnit = kValueInfo.unit;
   /// Takes the queries of recipe `mpfa`: centred, rounded to nvfp4, with a rank-one term.
   static constexpr bool kRankOne = kKey == Operand::nvfp4 && kValue == Operand::e4m3;
-  static constexpr bool kDirect = kCase == KernelCase::plain && kRowTileCount == 1;
   static constexpr bool kPlain = kCase == KernelCase::plain, kGeneral = kCase == KernelCase::general;
   static constexpr int kRowTiles = kRowTileCount;  // of 8 query rows: the columns of one MMA
   static constexpr int kRows = 8 * kRowTiles;
@@ -73,8 +72,12 @@ struct DecodeConfig {
   static constexpr int kOutOffset = 2 * kStageBytes;
   static constexpr int kWarpBytes = 2 * kStageBytes + kLastStageBytes + kKScaleBytes + kVScaleBytes;
   /// Whether warps of four multiply K together, see group_scores.cuh.
-  static constexpr bool kGroups =
-      kDirect && kKey == Operand::mxfp4 && decode_warps(kD, kRowTiles) % (4 * kTeamCount) == 0;
+  static constexpr bool kGroups = kPlain && multiplies_in_groups(kD, kKey, kRowTiles);
+  /// Whether there is the short way of direct.cuh.
+  static constexpr bool kDirect = kPlain && (kRowTiles == 1 || kGroups);
+  /// Lanes that share a place of the output at the end of a piece. Four have a shorter way than one, unless there are
+  /// places for every thread.
+  static constexpr int kShares = kGroups && kRowTiles == 2 ? 1 : 4, kPlaceLanes = 32 / kShares;
   static constexpr float kKeyUnit = kGroups ? 0x1p6F : kKeyInfo.unit;
   static constexpr int kQueryBytes = kRowTiles * kChunks * (kGroups ? 768 : 512);
   /// What the blocks of a cluster send each other in a direct call: places and their states, see direct.cuh.

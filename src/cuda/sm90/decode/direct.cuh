@@ -91,8 +91,8 @@ struct ClusterExchange {
   /// Waits for what all blocks have sent; the lane's share of it.
   [[nodiscard]] __device__ __forceinline__ Partial receive(int i) const {
     ptx::wait_barrier(barrier());
-    return gather<kMostCluster / kShares>([&](int k) -> Partial {
-      const int block = static_cast<int>(threadIdx.x) % 32 / 8 + kShares * k;
+    return gather<kMostCluster / Config::kShares>([&](int k) -> Partial {
+      const int block = first_source<Config>() + Config::kShares * k;
       if (block >> log != 0) return no_keys();
       const float2 state = states()[at(block, i) / 8];
       return {outs[at(block, i)], state.x, state.y};
@@ -111,10 +111,11 @@ __device__ __forceinline__ bool clustered(const DecodeParams& p, const Piece& pi
 template <class Config>
 __device__ __forceinline__ void finish_directly(const DecodeParams& p, const Work& work,
                                                 const Exchange<Config>& exchange, State<Config>& state, bool bad_page) {
-  constexpr int kQuads = Config::kD / 4, kStep = Config::kThreads / kShares;
+  constexpr int kQuads = Config::kD / 4, kStep = Config::kThreads / Config::kShares;
   const Piece& piece = work.piece;
   const std::int32_t places = min(Config::kRows, p.sq * p.group) * kQuads;
-  const int lane = threadIdx.x % 32, first = team_warp<Config>() * 8 + lane % 8;
+  const int first = first_place<Config>();
+  const bool writes = first_source<Config>() == 0;
   const ClusterExchange<Config> cluster(exchange, p.cluster_log);
   const bool merges = clustered<Config>(p, piece);
   put_warp<Config>(exchange, state, bad_page, places / kQuads);
@@ -124,8 +125,8 @@ __device__ __forceinline__ void finish_directly(const DecodeParams& p, const Wor
 #pragma unroll 1
     for (int i = first; i < places; i += kStep) {
       Partial x = sum_warps(exchange, i / kQuads, i % kQuads);
-      add_shares(x);
-      if (lane >= 8) continue;
+      add_shares<Config>(x);
+      if (!writes) continue;
       if (merges) {
         cluster.send(piece.index, i, x);
       } else {
@@ -140,8 +141,8 @@ __device__ __forceinline__ void finish_directly(const DecodeParams& p, const Wor
     Partial x = piece.count == 1 ? sum_warps(exchange, i / kQuads, i % kQuads)
                 : merges         ? cluster.receive(i)
                                  : sum_pieces<Config>(p, piece, i);
-    add_shares(x);
-    if (lane < 8) store_row<Config>(p, work.sequence, piece, i / kQuads, i % kQuads, x, 0.0F);
+    add_shares<Config>(x);
+    if (writes) store_row<Config>(p, work.sequence, piece, i / kQuads, i % kQuads, x, 0.0F);
   }
 }
 

@@ -21,10 +21,10 @@ __device__ __forceinline__ Partial sum_pieces(const DecodeParams& p, const Piece
   const float2* states = p.partial_state + first / 8;
   Partial x = no_keys();
 #pragma unroll 1
-  for (int k0 = threadIdx.x % 32 / 8; k0 < piece.count; k0 += kShares * kBatch) {
+  for (int k0 = first_source<Config>(); k0 < piece.count; k0 += Config::kShares * kBatch) {
     // The sum so far is the last source.
     x = gather<kBatch + 1>([&](int j) -> Partial {
-      const int k = k0 + kShares * j;
+      const int k = k0 + Config::kShares * j;
       if (j == kBatch) return x;
       if (k >= piece.count) return no_keys();
       const float2 state = __ldcg(states + k * (kPlaces / 8));
@@ -101,9 +101,11 @@ struct PairExchange {
   }
   /// The lane's share.
   [[nodiscard]] __device__ Partial receive(int i) const {
-    const int block = static_cast<int>(threadIdx.x) % 32 / 8;
-    if (block >= 2) return no_keys();
-    return {*out(block, i), state(block, i)->x, state(block, i)->y};
+    return gather < Config::kShares == 1 ? 2 : 1 > ([&](int k) -> Partial {
+                                                 const int block = first_source<Config>() + k;
+                                                 if (block >= 2) return no_keys();
+                                                 return {*out(block, i), state(block, i)->x, state(block, i)->y};
+                                               });
   }
 };
 
@@ -122,16 +124,16 @@ __device__ __forceinline__ void finish_piece(const DecodeParams& p, const Sequen
     ptx::wait_cluster();
   }
   // First the warps of the block, then the pieces: both blocks of a pair do their places, or the last block all.
-  const int lane = threadIdx.x % 32, place = team_warp<Config>() * 8 + lane % 8;
+  const int place = first_place<Config>();
 #pragma unroll 1
   for (bool pieces = false;; pieces = true) {
 #pragma unroll 1
-    for (int i = place; i < rows * kQuads; i += Config::kThreads / kShares) {  // a multiple of 8: alike in a warp
+    for (int i = place; i < rows * kQuads; i += Config::kThreads / Config::kShares) {
       const int row = i / kQuads, quad = i % kQuads;
       if (pieces && paired && pair.owner(i) != static_cast<std::uint32_t>(piece.index)) continue;
       Partial x = !pieces ? sum_warps(exchange, row, quad) : paired ? pair.receive(i) : sum_pieces<Config>(p, piece, i);
-      add_shares(x);
-      if (lane >= 8) continue;
+      add_shares<Config>(x);
+      if (first_source<Config>() != 0) continue;
       if (pieces || piece.count == 1) {
         store_row<Config>(p, s, piece, piece.row_block * Config::kRows + row, quad, x, lse_shift(p, exchange, row));
       } else if (paired) {

@@ -8,8 +8,12 @@ namespace mpfa::sm90 {
 
 template <class Config>
 DecodeKernel kernel_of() {
-  return {reinterpret_cast<const void*>(&decode<Config>), Config::kSharedBytes, Config::kBlockThreads, Config::kTeams,
-          Config::kPairs};
+  return {reinterpret_cast<const void*>(&decode<Config>),
+          Config::kSharedBytes,
+          Config::kBlockThreads,
+          Config::kTeams,
+          Config::kPairs,
+          Config::kDirect};
 }
 
 template <int kHeadDim, Operand kKey, Operand kValue, int kRowTiles>

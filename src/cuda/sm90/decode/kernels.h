@@ -11,7 +11,8 @@ namespace mpfa::sm90 {
 struct DecodeKernel {
   const void* function = nullptr;  // takes one DecodeParams
   std::int32_t shared_bytes = 0, threads = 0, teams = 1;
-  bool pairs = false;  // has code for blocks that are clusters of two
+  bool pairs = false;   // has code for blocks that are clusters of two
+  bool direct = false;  // and for the short way of direct.cuh
 };
 
 /// One of a single team where there is none of `teams`.

@@ -65,7 +65,7 @@ bool has_aligned_quads(const DecodeMask& mask) {
   return mask.key == bytes && (begin | mask.batch | mask.head | mask.row) % (4 * bytes) == 0;
 }
 
-/// Whether the plain kernel for one row tile may go the short way. A call of one sequence is cut evenly; of several the
+/// Whether a kernel that has it may go the short way. A call of one sequence is cut evenly; of several the
 /// kernel has to see the lengths. Idle teams may be 1 of 16.
 bool may_be_direct(const DecodeParams& p, std::int32_t teams) {
   const bool cut = p.fixed_split == 0 && p.splits * p.batch * p.kv_heads * 17 >= teams * 16;
@@ -117,6 +117,8 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
 
   l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
   l.teams = choose_teams(shape, l, lines);
+  l.groups = l.row_tiles == 2 && l.fixed_split == 0 && lines <= l.blocks &&
+             multiplies_in_groups(kernel_head_dim(shape.head_dim), shape.operands.key, l.row_tiles);
   const std::int64_t chunks =
       l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split) : l.blocks * l.teams;
   const auto slots = static_cast<std::size_t>(chunks + lines);
@@ -148,10 +150,10 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   const bool general =
       params.finishes_logits != 0 || params.page_means != nullptr || shape.head_dim != kernel_head_dim(shape.head_dim);
   const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
+  const bool verify = launch.verify && !(launch.groups && kind == KernelCase::plain);
   const DecodeKernel kernel =
-      launch.verify
-          ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles, launch.teams, params.finishes_logits != 0)
-          : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
+      verify ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles, launch.teams, params.finishes_logits != 0)
+             : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
   std::int32_t blocks = launch.blocks;
   const std::int32_t teams = blocks * kernel.teams, outputs = params.kv_heads * launch.row_blocks;
   params.splits = teams / (params.batch * outputs);
@@ -163,7 +165,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.line_div = make_divisor(static_cast<std::uint32_t>(lines));
   params.block_div = make_divisor(static_cast<std::uint32_t>(teams / abreast));
   params.slot_step = launch.slots / abreast;
-  params.direct = kind == KernelCase::plain && launch.row_tiles == 1 && may_be_direct(params, teams);
+  params.direct = kernel.direct && launch.row_blocks == 1 && may_be_direct(params, teams);
   if (params.direct != 0 && launch.clusters != 0 && params.splits > kMostCluster) {
     params.splits = kMostCluster, params.cluster_log = kMostClusterLog;
     blocks = lines * kMostCluster;

@@ -141,8 +141,18 @@ __device__ __forceinline__ void store_row(const DecodeParams& p, const Sequence&
   }
 }
 
-// Lanes l, l + 8, l + 16, l + 24 share a place of the output and take every fourth source.
-inline constexpr int kShares = 4;
+// Lanes l, l + kPlaceLanes and so on share a place of the output and take every kShares-th source.
+
+/// The thread's first place; the next one is kThreads / kShares further, which is alike in a warp.
+template <class Config>
+__device__ __forceinline__ int first_place() {
+  return team_warp<Config>() * Config::kPlaceLanes + static_cast<int>(threadIdx.x % Config::kPlaceLanes);
+}
+/// The lane's first source.
+template <class Config>
+__device__ __forceinline__ int first_source() {
+  return static_cast<int>(threadIdx.x % 32 / Config::kPlaceLanes);
+}
 
 __device__ __forceinline__ Partial no_keys() {
   return {make_float4(0.0F, 0.0F, 0.0F, 0.0F), -FLT_MAX, 0.0F};
@@ -169,7 +179,9 @@ __device__ __forceinline__ Partial gather(Load&& load) {
 }
 
 /// Adds what the lanes of a place have; all of them get the sum.
+template <class Config>
 __device__ __forceinline__ void add_shares(Partial& x) {
+  if constexpr (Config::kShares == 1) return;
   constexpr unsigned kAll = 0xFFFFFFFFU;
   float top = fmaxf(x.max, __shfl_xor_sync(kAll, x.max, 8));
   top = fmaxf(top, __shfl_xor_sync(kAll, top, 16));
@@ -217,8 +229,8 @@ __device__ __forceinline__ void put_warp(const Exchange<Config>& exchange, State
 /// The lane's share of the warps of a place.
 template <class Config>
 __device__ __forceinline__ Partial sum_warps(const Exchange<Config>& exchange, int row, int quad) {
-  return gather<(Config::kWarps + kShares - 1) / kShares>([&](int k) -> Partial {
-    const int w = static_cast<int>(threadIdx.x) % 32 / 8 + kShares * k;
+  return gather<(Config::kWarps + Config::kShares - 1) / Config::kShares>([&](int k) -> Partial {
+    const int w = first_source<Config>() + Config::kShares * k;
     if (w >= Config::kWarps) return no_keys();
     return {*exchange.out(w, row, quad), exchange.max[w * Config::kRows + row], exchange.sum[w * Config::kRows + row]};
   });

@@ -24,6 +24,11 @@ constexpr std::int32_t choose_row_tiles(std::int32_t head_dim, OperandPair opera
   return rows <= 8 ? 1 : rows <= 16 ? 2 : most_row_tiles(head_dim, operands);
 }
 
+/// Whether warps of four multiply K of plain pages together, see group_scores.cuh.
+constexpr bool multiplies_in_groups(int head_dim, Operand key, int row_tiles) {
+  return key == Operand::mxfp4 && head_dim <= 128 && row_tiles <= 2;
+}
+
 /// Whether the blocks of an output can merge through shared memory: more rows do not fit in the stages of a warp.
 constexpr bool may_pair(std::int32_t row_tiles) {
   return row_tiles <= 2;
