@@ -1,6 +1,7 @@
 // The short way through a call whose outputs are about equally long: every block has one piece that constants of the
-// plan say, so that page ids and queries are asked for together with the lengths. For one row tile (two of mxfp4), plain
-// pages and calls without windows, ragged rows, sinks and tokens in bf16; what is left out is what nobody waits for.
+// plan say, so that page ids and queries are asked for together with the lengths. For one row tile (two of mxfp4),
+// plain pages and calls without windows, ragged rows, sinks and tokens in bf16; what is left out is what nobody waits
+// for.
 #pragma once
 
 #include <cstdint>

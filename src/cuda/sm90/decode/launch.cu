@@ -151,9 +151,9 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
       params.finishes_logits != 0 || params.page_means != nullptr || shape.head_dim != kernel_head_dim(shape.head_dim);
   const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
   const bool verify = launch.verify && !(launch.groups && kind == KernelCase::plain);
-  const DecodeKernel kernel =
-      verify ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles, launch.teams, params.finishes_logits != 0)
-             : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
+  const DecodeKernel kernel = verify ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles, launch.teams,
+                                                     params.finishes_logits != 0)
+                                     : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
   std::int32_t blocks = launch.blocks;
   const std::int32_t teams = blocks * kernel.teams, outputs = params.kv_heads * launch.row_blocks;
   params.splits = teams / (params.batch * outputs);
