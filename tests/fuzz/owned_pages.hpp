@@ -64,6 +64,12 @@ class OwnedPages {
                                      &pages.scale_head_stride, &pages.scale_row_stride, &pages.num_pages,
                                      &pages.page_size,         &pages.kv_heads};
     *in.pick(numbers) = in.coin() ? in.size(-4, 4) : in.size(-600, 600);
+    // There are as many factors as heads: their number is not passed.
+    pages.kv_heads = std::min<std::int64_t>(pages.kv_heads, 65536);
+    if (pages.kv_heads > static_cast<std::int64_t>(global_.size())) {
+      global_.resize(static_cast<std::size_t>(pages.kv_heads), 0.5F);
+      if (pages.global != nullptr) pages.global = global_.data();
+    }
     if (pages.data_bytes > 0 && in.rarely(8)) --pages.data_bytes;
     if (pages.scales_bytes > 0 && in.rarely(8)) --pages.scales_bytes;
     return true;
