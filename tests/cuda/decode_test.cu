@@ -19,9 +19,18 @@ constexpr double kOutTolerance = 1e-3;       // P has 11 bits; measured 1.5e-4 t
 constexpr double kF16QueryTolerance = 4e-4;  // beside mxfp4 keys; 7e-4 without the third e4m3 term of q
 constexpr double kBf16OutTolerance = 4e-3;   // P has 8 bits
 constexpr double kLseTolerance = 2e-4;       // f32 sums of logits up to about 100
-constexpr double kE4m3LseTolerance = 1e-3;   // K as e4m3, whose MMAs keep 14 bits; measured up to 8e-4
+// K as e4m3, whose MMAs keep 14 bits of a score: measured 2.3e-4, and 8e-4 with heavy tails.
+constexpr double kE4m3LseTolerance = 3e-4, kE4m3TailsTolerance = 1e-3;
 
 int failures = 0;
+
+double lse_tolerance(const CaseShape& s) {
+  // Other kernels than that of up to 16 rows multiply in f16.
+  const bool e4m3 = std::strcmp(s.k, "mxfp4") == 0 && s.head_dim <= 128 && s.sq * s.q_heads <= 16 * s.kv_heads &&
+                    s.mask == MaskData::none && s.softcap == 0.0F;
+  const bool tails = s.data == Data::heavy_tail;
+  return (!e4m3 ? kLseTolerance : tails ? kE4m3TailsTolerance : kE4m3LseTolerance) * (s.data == Data::k_bias ? 20 : 1);
+}
 
 void expect(const char* name, const DecodeCase& c) {
   const DecodeCase::Errors e = c.check();
@@ -29,8 +38,7 @@ void expect(const char* name, const DecodeCase& c) {
   const double out_tolerance = std::strcmp(c.shape().v, "bf16") == 0 ? kBf16OutTolerance
                                : mxfp4 && !c.shape().q_bf16          ? kF16QueryTolerance
                                                                      : kOutTolerance;
-  const double lse_tolerance = mxfp4 ? kE4m3LseTolerance : kLseTolerance;
-  const bool ok = e.out <= out_tolerance && e.lse <= lse_tolerance * (c.shape().data == Data::k_bias ? 20 : 1);
+  const bool ok = e.out <= out_tolerance && e.lse <= lse_tolerance(c.shape());
   if (!ok) ++failures;
   std::printf("%s %-28s %s %s d%-3d out %.2e lse %.2e\n", ok ? "ok    " : "FAILED", name, c.shape().k, c.shape().v,
               c.shape().head_dim, e.out, e.lse);
