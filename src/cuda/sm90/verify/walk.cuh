@@ -1,0 +1,278 @@
+// A warpgroup's way through its tiles of a piece: copies, scores, values.
+#pragma once
+
+#include "cuda/sm90/verify/finish.cuh"
+#include "cuda/sm90/verify/mask.cuh"
+
+namespace mpfa::sm90 {
+
+/// A warpgroup's way through its tiles of a piece: tile i is computed while those up to i + kStages - 1 are copied;
+/// lane l knows the places of tiles 32 n + l.
+template <class Config>
+class GroupWalk {
+ public:
+  __device__ __forceinline__ explicit GroupWalk(const DecodeParams& p) : p_(&p), pages_(p), mask_(p) {}
+
+  /// Starts copies of the first tiles of a piece, those that the outputs of the last one leave room for.
+  __device__ __forceinline__ void start(const Work& work, std::uint32_t memory) {
+    const Sequence& s = work.sequence;
+    pages_.enter(work.piece.head);
+    bad_page_ = false;
+    const std::int32_t begin = (s.begin / kTileKeys + work.piece.first_tile) * kTileKeys;
+    end_ = s.end > s.begin ? min(begin + work.piece.tiles * kTileKeys, s.end) : begin;
+    first_ = begin + team_warp<Config>() / 4 * kVerifyKeys;
+    count_ = (end_ - first_ + kStep - 1) / kStep;
+    whole_begin_ = max(s.all_begin - first_ + kStep - 1, 0) / kStep;
+    whole_count_ = (max(min(s.all_end, end_) - first_ - kVerifyKeys, -kStep) + kStep) / kStep - whole_begin_;
+#pragma unroll
+    for (int i = 0; i < Config::kEarlyStages; ++i) copy<false>(memory + i * Config::kStageBytes, i, find(work, i));
+  }
+
+  /// Adds all tiles to `state`.
+  __device__ __forceinline__ void run(const Exchange<Config>& exchange, const Work& work, std::uint32_t memory,
+                                      GroupState<Config>& state) {
+    const std::uint32_t warp = threadIdx.x / 32 % 4;
+    const int barrier = group_barrier();
+    memory = uniform(memory);
+    first_ = uniform(first_), end_ = uniform(end_), count_ = uniform(count_);
+    whole_begin_ = uniform(whole_begin_), whole_count_ = uniform(max(whole_count_, 0));
+    const std::uint32_t queries = ptx::matrix_descriptor(uniform(ptx::shared_address(exchange.queries)), Config::kRows);
+    std::uint32_t probabilities = ptx::matrix_descriptor(memory + Config::kProbabilitiesAt, Config::kRows);
+    std::uint32_t put = memory + Config::kProbabilitiesAt + probability_place<Config>();
+    const RowTops<Config> tops{memory + Config::kTopsAt + warp * Config::kRows * 8};
+    Lane<Config> own;
+    own.enter(*p_, memory + Config::kScratchAt + warp * Config::kScratchBytes);
+    ptx::keep_in_register(put);
+    tops.start(exchange.factors, Config::kMasked && scales_logits(*p_));
+    if constexpr (Config::kMasked) {
+      mask_.enter(work, exchange.row_bias);
+#pragma unroll 1
+      for (int i = 0; i < Config::kEarlyStages && i < count_; ++i) {
+        mask_.copy(mask_.begins(), memory + i * Config::kStageBytes, warp_key(i), end_);
+      }
+      ptx::commit_copies();
+    }
+#pragma unroll
+    for (int i = Config::kEarlyStages; i < Config::kStages; ++i) {
+      copy(memory + i * Config::kStageBytes, i, find(work, i));
+    }
+    ptx::wait_copies<Config::kStages - (Config::kMasked ? Config::kEarlyStages : 1)>();
+    ptx::sync_some<128>(barrier);
+    const std::uint32_t last = memory + (Config::kStages - 1) * Config::kStageBytes;
+    std::uint32_t stage = memory;
+    float x[Config::kScores];
+    Tile tile;
+    if (count_ > 0) {
+      expand(exchange, work, 0, stage, queries, own, tops, x, tile, state);
+    }
+    std::int32_t step = Config::kProbabilityBytes;  // to the other P
+    for (std::int32_t i = 0; i < count_; ++i) {
+      if constexpr (Config::kMasked) {
+        if (scales_logits(*p_)) {
+          const float unit = Config::kKeyScale == ScaleKind::e8m0 ? followed_unit(state.key_bias) : 1.0F;
+          scale_group_logits<Config>(*p_, exchange, unit, warp_key(i), x);
+        }
+        if ((tile.rare & kMaskActs) != 0) mask_.apply(work, stage, x);
+      }
+      if (__builtin_expect((tile.rare & ~kMaskActs) != 0, 0)) {
+        if ((tile.rare & kScaled) != 0) scale_outputs<Config>(state, tile.keep);
+        if ((tile.rare & kMasked) != 0) {
+          const std::int32_t first = first_ + i * kStep, row0 = work.piece.row_block * Config::kRows;
+          mask_group_scores<Config>(*p_, work.sequence, row0, first + warp * 16, end_, x);
+          const std::uint32_t nan = tile.rare & kNan;
+          if (__any_sync(0xFFFFFFFFU, nan != 0)) {
+            const auto shows = [&](int row, std::int32_t key) {
+              // What the mask says of keys past the piece was not copied: they are another piece's.
+              return !Config::kMasked || (first + key < end_ && mask_.shows(work, stage, row, key));
+            };
+            spread_group_nan<Config>(*p_, work.sequence, row0, first, nan, shows, state);
+          }
+        }
+      }
+      float4 top[Config::kRowTiles];
+      tops.load(top);
+      ValueSteps<Config> high;
+      high.load(stage + own.values, 1);
+      high.expand(tile.value_scales, 1);
+
+      float sum[Config::kRowTiles][2];
+#pragma unroll
+      for (int k = 0; k < 2 * Config::kRowTiles; ++k) sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
+      std::uint32_t pairs[Config::kRowTiles][2];
+      const bool raise = take_probabilities<Config>(x, top, sum, pairs);
+      store_probabilities<Config>(put, pairs);
+      ptx::wait_copies<Config::kStages - 2>();
+      // P and V of the next tile are there for the whole warpgroup, and what was read is free.
+      if (__builtin_expect(ptx::any_of_some<128>(barrier, raise), 0)) {
+        raise_group_maxima<Config>(x, tops, memory + Config::kWarpMaximaAt, barrier, state);
+#pragma unroll
+        for (int k = 0; k < 2 * Config::kRowTiles; ++k) sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
+        tops.load(top);
+        take_probabilities<Config>(x, top, sum, pairs);
+        store_probabilities<Config>(put, pairs);
+        ptx::sync_some<128>(barrier);
+      }
+#pragma unroll
+      for (int k = 0; k < 2 * Config::kRowTiles; ++k) state.sum[k / 2][k % 2] = sum[k / 2][k % 2];
+      copy(stage, i + Config::kStages, find(work, i + Config::kStages));
+
+#pragma unroll
+      for (int h = 0; h < Config::kHalves; ++h) ptx::pin(state.out[h]);
+      ptx::fence_mma();
+      const std::uint32_t from = uniform(probabilities);
+      start_values<Config>(tile.low, from, 0, state);
+      start_values<Config>(high, from, 1, state);
+      ptx::commit_mma();
+      stage = stage == last ? memory : stage + Config::kStageBytes;
+      put += step, probabilities += step >> 4, step = -step;
+      expand(exchange, work, i + 1, stage, queries, own, tops, x, tile, state);
+#pragma unroll
+      for (int h = 0; h < Config::kHalves; ++h) ptx::pin(state.out[h]);
+    }
+    ptx::wait_copies<0>();
+  }
+
+  __device__ __forceinline__ bool bad_page() const {
+    return bad_page_;
+  }
+
+ private:
+  static constexpr std::int32_t kStep = Config::kGroups * kVerifyKeys;
+  static constexpr std::uint32_t kNan = 0xFU, kMasked = 0x10U, kScaled = 0x20U, kMaskActs = 0x40U;
+
+  /// The same in every lane, for what MMAs take from uniform registers.
+  template <class T>
+  __device__ __forceinline__ static T uniform(T x) {
+    return __reduce_max_sync(0xFFFFFFFFU, x);
+  }
+
+  /// What is known of a tile before its scores are.
+  struct Tile {
+    ValueScales<Config> value_scales;
+    ValueSteps<Config> low;
+    float keep;          // what outputs have to be multiplied by
+    std::uint32_t rare;  // 0, or kMasked and the NaN of Unseen, and kScaled if `keep` is not 1
+  };
+  /// The first of the warp's keys of tile i.
+  __device__ __forceinline__ std::int32_t warp_key(std::int32_t i) const {
+    return first_ + i * kStep + static_cast<std::int32_t>(threadIdx.x / 32 % 4 * kVerifyPage);
+  }
+
+  /// The scores of tile i, and half of its V expanded.
+  __device__ __forceinline__ void expand(const Exchange<Config>& exchange, const Work& work, std::int32_t i,
+                                         std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
+                                         const RowTops<Config>& tops, float (&x)[Config::kScores], Tile& tile,
+                                         GroupState<Config>& state) {
+    auto stored = ValueScales<Config>::codes(p_->v, stage + own.value_scales, own);
+    typename KeyScales<Config>::Stored stored_keys;
+    if constexpr (!kScalesSums<Config>) stored_keys.load(stage + own.key_scales);
+    Unseen unseen;
+    const bool masked = static_cast<std::uint32_t>(i - whole_begin_) >= static_cast<std::uint32_t>(whole_count_);
+    bool hidden[2] = {false, false};  // keys g and g + 8 of K
+    if (__builtin_expect(masked, 0)) {
+      const auto lane = static_cast<std::int32_t>(threadIdx.x % 32),
+                 warp = static_cast<std::int32_t>(threadIdx.x / 32 % 4);
+      const auto outside = [&](std::int32_t key) {
+        return first_ + i * kStep + key < work.sequence.begin || first_ + i * kStep + key >= end_;
+      };
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        hidden[k] = outside(16 * warp + lane / 4 + 8 * k), unseen.hidden[k] = outside(2 * lane + k);
+      }
+      ValueScales<Config>::hide(stored, unseen);
+    }
+    if constexpr (Config::kMasked) {
+      if (!masked) ValueScales<Config>::hide(stored, unseen);  // a mask tensor may hide keys of any tile
+    }
+    std::uint32_t mask_acts = 0;
+    KeyScales<Config> key_scales;
+    std::uint32_t halves[2];
+    tile.keep = 1.0F;
+    if constexpr (kScalesSums<Config>) {
+      tile.keep = follow_groups(fmaxf(fabsf(stored.x), fabsf(stored.y)), state.bias);
+      ValueScales<Config>::convert(stored, halves, state.bias);
+    } else {
+      bool beyond = ValueScales<Config>::convert(stored, halves, state.bias);
+      beyond = key_scales.convert(stored_keys, own, masked, hidden, state.key_bias) || beyond;
+      if (KeyScales<Config>::kFollows && __builtin_expect(__any_sync(0xFFFFFFFFU, beyond), 0)) {
+        tile.keep = ValueScales<Config>::follow(stored, halves, state.bias);
+        key_scales.follow(state.key_bias);
+        if (!Config::kMasked || !scales_logits(*p_)) tops.scale(exchange.factors, followed_unit(state.key_bias));
+      }
+    }
+    ValueScales<Config>::put(halves, own);
+    const auto load_values = [&] {
+      tile.value_scales.take(own, 0);
+      tile.low.load(stage + own.values, 0);
+    };
+    const auto expand_values = [&] {
+      if constexpr (Config::kMasked) {
+        mask_acts = __any_sync(0xFFFFFFFFU, mask_.acts(mask_.load_ahead(stage), stage)) ? kMaskActs : 0U;
+      }
+      tile.low.expand(tile.value_scales, 0);
+      tile.value_scales.take(own, 1);
+      if constexpr (Config::kRowTiles < 8) tile.low.finish();
+      ptx::wait_mma<0>();
+    };
+    if constexpr (kScalesSums<Config>) {
+      SumScales<Config>::put(p_->k, stage, own);
+      __syncwarp();
+      ScoreSums<Config> sums;
+      sums.start(stage + own.keys, queries, own, x);
+      load_values();
+      expand_values();
+      sums.finish(own, x);
+    } else {
+      KeyCodes<Config> keys;
+      keys.load(stage, own);
+      key_scales.spread();
+      __syncwarp();
+      start_scores<Config>(keys, queries, key_scales, x, load_values);
+      if constexpr (Config::kRowTiles < 8) ptx::wait_mma<2>();
+      expand_values();
+      ptx::pin(x);
+    }
+    tile.rare = (tile.keep != 1.0F ? kScaled : 0U) | (masked ? kMasked | unseen.nan : 0U);
+    if constexpr (Config::kMasked)
+      tile.rare |= mask_acts | (__any_sync(0xFFFFFFFFU, unseen.nan != 0) ? kMasked | unseen.nan : 0U);
+  }
+
+  /// Places of tiles i to i + 31, one a lane.
+  __device__ __forceinline__ Place locate(const Work& work, std::int32_t i) {
+    const std::int32_t own = i + static_cast<std::int32_t>(threadIdx.x % 32);
+    if (own >= count_) return {};
+    const Place place = pages_.locate(work, first_ + own * kStep);
+    const bool bad = static_cast<std::uint32_t>(place.page) >= static_cast<std::uint32_t>(p_->num_pages);
+    bad_page_ = bad_page_ || bad;
+    return {bad ? 0 : place.page, place.slot};
+  }
+  /// Place of the warp's keys of tile i; of all tiles, in order.
+  __device__ __forceinline__ Place find(const Work& work, std::int32_t i) {
+    if (__builtin_expect(i % 32 == 0, 0)) now_ = locate(work, i);
+    return {__shfl_sync(0xFFFFFFFFU, now_.page, i), __shfl_sync(0xFFFFFFFFU, now_.slot, i)};
+  }
+  /// Starts the copies of tile i, if there is one. kMasks: also of the mask tensor's part.
+  template <bool kMasks = true>
+  __device__ __forceinline__ void copy(std::uint32_t stage, std::int32_t i, Place place) const {
+    if constexpr (kMasks && Config::kMasked) {
+      const auto begins = mask_.begins();
+      if (i < count_) {
+        pages_.copy(stage, place);
+        mask_.copy(begins, stage, warp_key(i), end_);
+      }
+    } else {
+      if (i < count_) pages_.copy(stage, place);
+    }
+    ptx::commit_copies();
+  }
+
+  const DecodeParams* p_;
+  GroupPages<Config> pages_;
+  TileMask<Config> mask_;
+  std::int32_t first_, end_, count_;
+  std::int32_t whole_begin_, whole_count_;  // tiles of which every row sees every key
+  Place now_{};
+  bool bad_page_ = false;
+};
+
+}  // namespace mpfa::sm90
