@@ -59,9 +59,7 @@ def grid(quick: bool) -> list[Case]:
 
 def effort_for(case: Case, effort: Effort) -> Effort:
     """Prompts of 8k tokens and more take seconds a call, which needs fewer rounds to be steady."""
-    if case.q_len < 8192:
-        return effort
-    return replace(effort, rounds=min(effort.rounds, 2 if case.q_len < 16384 else 1))
+    return effort if case.q_len < 8192 else replace(effort, rounds=min(effort.rounds, 3))
 
 
 @cache

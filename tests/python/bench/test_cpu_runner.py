@@ -72,6 +72,23 @@ def test_contestants_take_turns():
     assert seen == list("aabbaabb")
 
 
+def test_a_long_call_warms_up_once_and_one_far_behind_has_one_round(monkeypatch):
+    now, seen = [0.0], []
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def call(name, seconds):
+        seen.append(name)
+        now[0] += seconds
+
+    times = {"a": 2.0, "b": 19.0, "c": 21.0}
+    measured = measure(
+        [Contestant(name, [lambda n=name, s=s: call(n, s)], 1.0) for name, s in times.items()],
+        Effort(rounds=3, burst_s=0.0),
+    )
+    assert seen == list("aabbccabab")
+    assert {name: m["median_ms"] for name, m in measured.items()} == {"a": 2e3, "b": 19e3, "c": 21e3}
+
+
 def test_a_folder_without_ggml_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit):
         run.main(["--ggml", str(tmp_path)])
