@@ -149,6 +149,33 @@ void check_formats(const char* k, const char* v, int head_dim) {
   }
 }
 
+/// Which rows are for the verify kernel, so that the cases above are of the kernels that they are meant for.
+void check_plans() {
+  struct Plan {
+    const char *k, *v;
+    int rows, page_size;
+    bool verify;
+  };
+  for (const Plan& plan : {Plan{"mxfp4", "mxfp4", 8, 64, false},
+                           {"mxfp4", "mxfp4", 12, 64, true},
+                           {"int4_g128", "int4_g128", 64, 64, false},
+                           {"nvfp4", "fp8_e4m3", 64, 64, false},
+                           {"fp8_e4m3", "fp8_e4m3", 16, 64, false},
+                           {"fp8_e4m3", "fp8_e4m3", 20, 64, true},
+                           {"fp8_e4m3", "fp8_e4m3_static", 64, 16, true},
+                           {"fp8_e4m3", "fp8_e4m3", 64, 24, false},
+                           {"int8", "int8", 32, 64, true},
+                           {"int8_g64", "int8_g64", 32, 64, false},
+                           {"bf16", "bf16", 64, 64, true}}) {
+    CaseShape s;
+    s.k = plan.k, s.v = plan.v, s.sq = plan.rows / 4, s.page_size = plan.page_size, s.lengths = {64};
+    if (DecodeCase(s).launch().verify == plan.verify) continue;
+    ++failures;
+    std::printf("FAILED %d rows of %s, %s in pages of %d: %s kernel\n", plan.rows, plan.k, plan.v, plan.page_size,
+                plan.verify ? "decode" : "verify");
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -163,6 +190,7 @@ int main(int argc, char** argv) {
     std::printf("SKIPPED: the kernel is for sm_90, device 0 is sm_%d%d\n", device.major, device.minor);
     return kExitSkipped;
   }
+  check_plans();
   // Arguments: only formats whose K is named.
   for (const auto& [k, v] : {std::pair{"mxfp4", "mxfp4"},
                              {"nvfp4", "nvfp4"},

@@ -32,7 +32,7 @@ DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_
 
 /// Teams of a block for `outputs`. A fixed split has one, since its sums must not depend on the number of outputs.
 std::int32_t choose_teams(const DecodeShape& shape, const DecodeLaunch& l, std::int64_t outputs) {
-  if (l.verify && l.fixed_split == 0) return verify_teams(l.row_tiles, outputs, l.blocks);
+  if (l.verify && l.fixed_split == 0) return verify_teams(l.row_tiles, shape.operands.value, outputs, l.blocks);
   if (l.row_tiles > 1 || l.fixed_split > 0 || outputs <= l.blocks) return 1;
   for (const std::int32_t teams : {2, 4}) {  // a whole output for each
     if (outputs <= teams * l.blocks && outputs * 17 >= teams * l.blocks * 16) return teams;
@@ -103,7 +103,7 @@ void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& 
 DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors) {
   DecodeLaunch l;
   const std::int64_t rows = static_cast<std::int64_t>(shape.group) * shape.max_q;
-  l.verify = shape.verify && rows > 8 &&
+  l.verify = shape.verify && rows >= least_verify_rows(shape.operands) &&
              (shape.masked ? has_masked_verify_kernel(shape.head_dim, shape.operands)
                            : has_verify_kernel(shape.head_dim, shape.operands));
   l.row_tiles = l.verify ? verify_row_tiles(rows) : choose_row_tiles(shape.head_dim, shape.operands, rows);

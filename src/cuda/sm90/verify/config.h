@@ -14,19 +14,19 @@ struct VerifyConfig {
   static constexpr int kD = kHeadDim;
   static constexpr Operand kKey = kKeyOperand, kValue = kValueOperand;
   static constexpr OperandInfo kKeyInfo = kOperandInfo<kKey>, kValueInfo = kOperandInfo<kValue>;
-  static constexpr ScaleKind kKeyScale = kKeyInfo.scale, kValueScale = kValueInfo.scale;
+  static constexpr ScaleKind kKeyScale = verify_scale(kKey), kValueScale = verify_scale(kValue);
   // What the decode kernel's begin and end of a piece ask for.
   static constexpr bool kRankOne = false, kPlain = false, kGeneral = false;
   static constexpr bool kMasked = kHasMask;
   static constexpr int kRowTiles = kRowTileCount, kRows = 8 * kRowTiles, kChunks = kD / 32;
 
-  static constexpr int kBlockGroups = verify_groups(kRowTiles), kBlockThreads = 128 * kBlockGroups;
+  static constexpr int kBlockGroups = verify_groups(kRowTiles, kValue), kBlockThreads = 128 * kBlockGroups;
   static constexpr int kTeams = kTeamCount, kGroups = kBlockGroups / kTeams;
   static constexpr int kWarps = 4 * kGroups, kThreads = 32 * kWarps;  // of a team
   static constexpr int kKeyRowBytes = kD * kKeyInfo.bits / 8, kValueRowBytes = kD * kValueInfo.bits / 8;
   static constexpr int kScores = kRows / 2;  // of a thread: keys g, g + 8 of its warp's 16, columns 8 n + 2 t + j
   static constexpr int kHalves = 2;          // of 64 channels
-  static_assert(kD == 128 && kKeyInfo.bits == 4 && kValueInfo.bits == 4);
+  static_assert(kD == 128 && kKeyInfo.bits == kValueInfo.bits);
 
   // A stage: codes of K, codes of V, scales of K, scales of V, and what a mask tensor has of the tile.
   static constexpr int kKeyScaleBytes = scale_room(kKey, kD), kValueScaleBytes = scale_room(kValue, kD);
@@ -37,7 +37,7 @@ struct VerifyConfig {
 
   // A group: stages, P twice, of every warp scales of V and of groups of K and (factor, maximum) of rows, and column
   // maxima of warps.
-  static constexpr int kValueScratchBytes = kValueScale == ScaleKind::e4m3 ? 256 : 128;
+  static constexpr int kValueScratchBytes = kValueInfo.bits > 4 ? 0 : kValueScale == ScaleKind::e4m3 ? 256 : 128;
   static constexpr int kScratchBytes = kValueScratchBytes + (kKeyScale == ScaleKind::group ? 16 * kChunks * 4 : 0);
   static constexpr int kProbabilityBytes = kVerifyKeys * kRows * 2;
   static constexpr int kOtherGroupBytes = 2 * kProbabilityBytes + 4 * (kScratchBytes + kRows * 8 + kRows * 4);
@@ -52,7 +52,7 @@ struct VerifyConfig {
   // The group's outputs lie at its end when a piece is done; the stages before them hold what comes next.
   static constexpr int kOutBytes = kRows * kD * 4, kOutOffset = (kGroupBytes - kOutBytes) / 128 * 128;
   static constexpr int kEarlyStages = kOutOffset / kStageBytes < kStages ? kOutOffset / kStageBytes : kStages;
-  static_assert(kStages >= 3 && kEarlyStages >= 1);
+  static_assert(kStages >= 2 && kEarlyStages >= 1);
 
   static constexpr int kWarpBytes = kGroupBytes;  // of Exchange::out, whose parts are those of groups
   static constexpr int kRingBytes = kGroups * kGroupBytes;

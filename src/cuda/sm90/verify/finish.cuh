@@ -19,7 +19,8 @@ __device__ __forceinline__ void store_group_query(const DecodeParams& p, const W
   for_query_parts<Config>([&](int i, int row, int chunk) {
     auto& q = raw.q[i];
     const float largest = round_query<Config>(p, work, row, chunk, q);
-    const float unit = halve_query<Config>(p, q, largest);
+    float unit = 1.0F;
+    if constexpr (Config::kKey != Operand::bf16) unit = halve_query<Config>(p, q, largest);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + query_place<Config>(row, chunk, t, k)), "r"(q[k]) : "memory");
@@ -36,6 +37,8 @@ __device__ __forceinline__ float group_value_unit(const GroupState<Config>& stat
     return followed_unit(state.bias);
   } else if constexpr (Config::kValueScale == ScaleKind::group) {
     return Config::kValueInfo.unit * __uint_as_float((254U << 23) - state.bias);
+  } else if constexpr (Config::kValueScale == ScaleKind::row) {
+    return Config::kValueInfo.unit / kTokenDrop * __uint_as_float((254U << 23) - state.bias);
   } else {
     return Config::kValueInfo.unit;
   }
@@ -108,26 +111,27 @@ __device__ __forceinline__ RowFinish finish_row(const DecodeParams& p, const Seq
   return row;
 }
 
-/// Four channels side by side of a row.
+/// Four channels of a row, see value_channel.
 template <class Config>
 __device__ __forceinline__ void store_quad(const DecodeParams& p, const Sequence& s, const Piece& piece, RowPlace place,
                                            int quad, float4 x, RowFinish row) {
-  static_assert(Config::kValueInfo.bits == 4);  // see value_channel
   float v[4] = {x.x * row.scale, x.y * row.scale, x.z * row.scale, x.w * row.scale};
   const float* mean = p.sequences == nullptr ? nullptr : p.sequences[piece.b].v_mean;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (row.share == 0.0F) v[i] = 0.0F;
-    if (mean != nullptr) v[i] = fmaf(mean[piece.head * Config::kD + quad * 4 + i], row.share, v[i]);
+    const int channel = value_channel<Config::kValue>(quad, i);
+    if (mean != nullptr) v[i] = fmaf(mean[piece.head * Config::kD + channel], row.share, v[i]);
   }
   const std::int64_t at = (p.cu_seqlens_q != nullptr ? (s.first_row + place.token) * p.out_row
                                                      : piece.b * p.out_batch + place.token * p.out_row) +
-                          place.head * p.out_head + quad * 4;
+                          place.head * p.out_head;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (p.out_type == 0) static_cast<float*>(p.out)[at + i] = v[i];
-    if (p.out_type == 1) static_cast<__nv_bfloat16*>(p.out)[at + i] = __float2bfloat16_rn(v[i]);
-    if (p.out_type == 2) static_cast<__half*>(p.out)[at + i] = __float2half_rn(v[i]);
+    const std::int64_t to = at + value_channel<Config::kValue>(quad, i);
+    if (p.out_type == 0) static_cast<float*>(p.out)[to] = v[i];
+    if (p.out_type == 1) static_cast<__nv_bfloat16*>(p.out)[to] = __float2bfloat16_rn(v[i]);
+    if (p.out_type == 2) static_cast<__half*>(p.out)[to] = __float2half_rn(v[i]);
   }
 }
 

@@ -18,6 +18,8 @@ struct Lane;
 // V's largest scale so far becomes an f16 of [2^10, 2^11); those up to 2^15 need no new exponent.
 inline constexpr std::uint32_t kGroupLift = 10, kMostGroupExponent = 245;  // with it NaN and Inf stay such
 inline constexpr float kMostGroupScale = 0x1p15F;
+inline constexpr float kTokenDrop =
+    0x1p-4F;  // scales of tokens: of P, which is below 2, a product has to be an f16 too
 
 /// Of one operand, where a chunk of 32 channels has its scale in the row of a key, as it is stored.
 template <Operand kOperand>

@@ -13,7 +13,7 @@ DecodeKernel verify_kernel_of() {
 
 template <int kHeadDim, Operand kKey, Operand kValue, int kRowTiles>
 DecodeKernel verify_kernel_of(std::int32_t teams, bool masked) {
-  constexpr int kGroups = verify_groups(kRowTiles);
+  constexpr int kGroups = verify_groups(kRowTiles, kValue);
   if constexpr (has_masked_verify_kernel(kHeadDim, {kKey, kValue})) {
     if (masked) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 1, true>>();
   }
@@ -26,7 +26,9 @@ DecodeKernel verify_kernel_of(std::int32_t teams, bool masked) {
 
 template <int kHeadDim, Operand kKey, Operand kValue>
 DecodeKernel verify_kernel(std::int32_t row_tiles, std::int32_t teams, bool masked) {
-  if (row_tiles == 2) return verify_kernel_of<kHeadDim, kKey, kValue, 2>(teams, masked);
+  if constexpr (least_verify_rows({kKey, kValue}) <= 16) {
+    if (row_tiles == 2) return verify_kernel_of<kHeadDim, kKey, kValue, 2>(teams, masked);
+  }
   if (row_tiles == 4) return verify_kernel_of<kHeadDim, kKey, kValue, 4>(teams, masked);
   return verify_kernel_of<kHeadDim, kKey, kValue, 8>(teams, masked);
 }

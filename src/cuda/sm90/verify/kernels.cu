@@ -9,7 +9,10 @@ DecodeKernel verify_kernel(std::int32_t head_dim, OperandPair operands, std::int
     case Operand::mxfp4: return verify_kernel<128, Operand::mxfp4, Operand::mxfp4>(row_tiles, teams, masked);
     case Operand::nvfp4: return verify_kernel<128, Operand::nvfp4, Operand::nvfp4>(row_tiles, teams, masked);
     case Operand::fp4_f32: return verify_kernel<128, Operand::fp4_f32, Operand::fp4_f32>(row_tiles, teams, masked);
-    default: return verify_kernel<128, Operand::int4, Operand::int4>(row_tiles, teams, masked);
+    case Operand::int4: return verify_kernel<128, Operand::int4, Operand::int4>(row_tiles, teams, masked);
+    case Operand::int8: return verify_kernel<128, Operand::int8, Operand::int8>(row_tiles, teams, masked);
+    case Operand::e4m3: return verify_kernel<128, Operand::e4m3, Operand::e4m3>(row_tiles, teams, masked);
+    default: return verify_kernel<128, Operand::bf16, Operand::bf16>(row_tiles, teams, masked);
   }
 }
 

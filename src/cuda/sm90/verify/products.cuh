@@ -17,7 +17,9 @@ namespace mpfa::sm90 {
 /// Byte offset in q's operand of pair k (codes k and k + 4) of word `word` of the 32-channel chunk `chunk` of a row.
 template <class Config>
 __device__ __forceinline__ std::uint32_t query_place(int row, int chunk, int word, int k) {
-  const int outer = kScalesSums<Config> ? chunk : word, place = kScalesSums<Config> ? word : chunk;
+  // By matrix loads, also of 8 and 16 bits, an MMA has one chunk.
+  constexpr bool kMatrices = kScalesSums<Config> || Config::kKeyInfo.bits > 4;
+  const int outer = kMatrices ? chunk : word, place = kMatrices ? word : chunk;
   const int step = 2 * outer + k / 2, inner = k % 2;
   return static_cast<std::uint32_t>(((step * 2 + inner) * Config::kRows + row) * 16 + place * 4);
 }
@@ -148,6 +150,17 @@ struct ValueSteps {
   }
 };
 
+/// d += a b of the formats' 16-bit type, see multiply_async.
+template <class Config, int kCount>
+__device__ __forceinline__ void multiply_rows(float (&d)[kCount], const std::uint32_t (&a)[4], std::uint64_t b,
+                                              int add) {
+  if constexpr (Config::kValue == Operand::bf16) {
+    ptx::multiply_async_bf16(d, a, b, add);
+  } else {
+    ptx::multiply_async(d, a, b, add);
+  }
+}
+
 /// Starts out += V^T P of 32 keys.
 template <class Config>
 __device__ __forceinline__ void start_values(const ValueSteps<Config>& v, std::uint32_t probabilities, int which,
@@ -156,8 +169,8 @@ __device__ __forceinline__ void start_values(const ValueSteps<Config>& v, std::u
   for (int s = 0; s < 2; ++s) {
 #pragma unroll
     for (int h = 0; h < Config::kHalves; ++h) {
-      ptx::multiply_async(state.out[h], v.a[s][h],
-                          ptx::whole_descriptor(probabilities) + (2 * which + s) * 2 * Config::kRows, 1);
+      multiply_rows<Config>(state.out[h], v.a[s][h],
+                            ptx::whole_descriptor(probabilities) + (2 * which + s) * 2 * Config::kRows, 1);
     }
   }
 }

@@ -4,24 +4,34 @@
 #include <cstdint>
 
 #include "cuda/sm90/decode/operand.h"
+#include "mpfa/formats.hpp"
 
 namespace mpfa::sm90 {
 
 inline constexpr int kVerifyKeys = 64;  // of a tile: a warpgroup's
 inline constexpr int kVerifyPage = 16;  // keys of a warp, which lie in one page: pages are a multiple
 
-/// Warpgroups of a block, as registers allow.
-constexpr int verify_groups(int row_tiles) {
-  return row_tiles <= 2 ? 4 : row_tiles <= 4 ? 3 : 2;
+/// Warpgroups of a block, as registers and, of 16-bit values, shared memory allow.
+constexpr int verify_groups(int row_tiles, Operand value) {
+  if (row_tiles <= 2) return 4;
+  return row_tiles <= 4 && operand_info(value).bits < 16 ? 3 : 2;
 }
 /// Whether there is a verify kernel.
 constexpr bool has_verify_kernel(std::int64_t head_dim, OperandPair operands) {
-  return head_dim == 128 && operands.key == operands.value && operand_info(operands.key).bits == 4;
+  return head_dim == 128 && operands.key == operands.value;
+}
+/// Query rows of a KV head from which on it is the faster one: of 16 rows of 8 or 16 bits the decode kernel is.
+constexpr std::int64_t least_verify_rows(OperandPair operands) {
+  return operand_info(operands.key).bits == 4 ? 9 : 17;
 }
 
-/// Whether it takes pages of `page_size` tokens with these bytes of scales of a token, which it copies by words.
-constexpr bool has_verify_pages(std::int64_t page_size, std::int64_t key_scale_bytes, std::int64_t value_scale_bytes) {
-  return page_size % kVerifyPage == 0 && key_scale_bytes % 4 == 0 && value_scale_bytes % 4 == 0;
+/// Whether it takes pages of `page_size` tokens.
+constexpr bool has_verify_pages(std::int64_t page_size) {
+  return page_size % kVerifyPage == 0;
+}
+/// Whether it takes a format with these bytes of scales of a token, which it copies by words: 8-bit formats have one.
+constexpr bool has_verify_format(const BlockFormat& f, std::int64_t scale_bytes) {
+  return scale_bytes % 4 == 0 && (f.element != Element::int8 || f.block_channels == 0);
 }
 
 /// Whether there is one with mask tensors, softcap and ALiBi.
@@ -36,15 +46,20 @@ constexpr std::int32_t verify_row_tiles(std::int64_t rows) {
 }
 
 /// Teams of a block for `outputs`: two, or as many as there are warpgroups, when outputs are more than blocks.
-constexpr std::int32_t verify_teams(std::int32_t row_tiles, std::int64_t outputs, std::int64_t blocks) {
-  const std::int32_t groups = verify_groups(row_tiles);
+constexpr std::int32_t verify_teams(std::int32_t row_tiles, Operand value, std::int64_t outputs, std::int64_t blocks) {
+  const std::int32_t groups = verify_groups(row_tiles, value);
   if (outputs <= blocks) return 1;
   return outputs <= 2 * blocks ? (groups == 3 ? 1 : 2) : groups;
 }
 
+/// How scales act: those of int8 are of whole tokens here.
+constexpr ScaleKind verify_scale(Operand o) {
+  return o == Operand::int8 ? ScaleKind::row : operand_info(o).scale;
+}
 /// Room for the scales of a token and head.
 constexpr int scale_room(Operand o, int head_dim) {
-  switch (operand_info(o).scale) {
+  switch (verify_scale(o)) {
+    case ScaleKind::none: return 0;
     case ScaleKind::e8m0: return head_dim / 32;
     case ScaleKind::e4m3: return head_dim / 16;
     case ScaleKind::group: return o == Operand::fp4_f32 ? head_dim / 8 : head_dim / 16;

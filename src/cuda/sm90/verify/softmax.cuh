@@ -74,7 +74,8 @@ __device__ __forceinline__ void clear_state(GroupState<Config>& state) {
   }
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) state.sum[n][0] = state.sum[n][1] = 0.0F;
-  state.bias = Config::kValueScale == ScaleKind::group ? kNoGroups : followed_bias(kNoneFollowed);
+  constexpr bool kFloats = Config::kValueScale == ScaleKind::group || Config::kValueScale == ScaleKind::row;
+  state.bias = kFloats ? kNoGroups : followed_bias(kNoneFollowed);
   state.key_bias = followed_bias(kNoneFollowed);
 }
 

@@ -52,7 +52,7 @@ class GroupPages {
     constexpr std::uint32_t kRows = 32 / kRowChunks;
 #pragma unroll
     for (std::uint32_t r = 0; r < kVerifyPage / kRows; ++r) {
-      const std::uint32_t to = stage + to_ + r * 512;
+      const std::uint32_t to = stage + (kRowChunks < 8 ? to_ : to_ ^ (r * kRows % 8 * 16)) + r * 512;
       const std::int64_t rows = r * kRows;
       ptx::copy_async16(to, k + rows * p_->k.data_row);
       ptx::copy_async16(to + Config::kValuesAt, v + rows * p_->v.data_row);
@@ -61,14 +61,16 @@ class GroupPages {
     if constexpr (Config::kKeyScale == ScaleKind::group) {
       ptx::copy_async_if<Config::kKeyScaleBytes>(scale_bytes_, stage + scale_to_, scales);
       ptx::copy_async_if<Config::kKeyScaleBytes / 2>(scale_bytes_, stage + scale_to_, scales);
-    } else {
+    } else if constexpr (Config::kKeyScale == ScaleKind::row) {
+      ptx::copy_async_if<4>(scale_bytes_, stage + scale_to_, scales);
+    } else if constexpr (Config::kKeyScale != ScaleKind::none) {
       ptx::copy_async_small<Config::kKeyScaleBytes>(stage + scale_to_, scales);
     }
   }
 
  private:
   static constexpr std::uint32_t kRowChunks = Config::kKeyRowBytes / 16;
-  static_assert(kRowChunks == 4 && Config::kKeyRowBytes == Config::kValueRowBytes);
+  static_assert(Config::kKeyRowBytes == Config::kValueRowBytes);
   static_assert(Config::kKeyScaleBytes == Config::kValueScaleBytes);
 
   const DecodeParams* p_;

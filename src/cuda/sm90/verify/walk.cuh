@@ -1,6 +1,7 @@
 // A warpgroup's way through its tiles of a piece: copies, scores, values.
 #pragma once
 
+#include "cuda/sm90/verify/bytes.cuh"
 #include "cuda/sm90/verify/finish.cuh"
 #include "cuda/sm90/verify/mask.cuh"
 
@@ -87,19 +88,32 @@ class GroupWalk {
             };
             spread_group_nan<Config>(*p_, work.sequence, row0, first, nan, shows, state);
           }
+          if constexpr (kBytes<Config> && Config::kValueInfo.has_nan) {
+            spread_group_codes<Config>(*p_, work.sequence, row0, first, stage + Config::kValuesAt, state);
+          }
         }
       }
       float4 top[Config::kRowTiles];
       tops.load(top);
       ValueSteps<Config> high;
       high.load(stage + own.values, 1);
+      if constexpr (kBytes<Config>) {
+        if (__builtin_expect((tile.rare & kMasked) != 0, 0)) high.drop_broken();
+      }
       high.expand(tile.value_scales, 1);
 
       float sum[Config::kRowTiles][2];
 #pragma unroll
       for (int k = 0; k < 2 * Config::kRowTiles; ++k) sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
       std::uint32_t pairs[Config::kRowTiles][2];
-      const bool raise = take_probabilities<Config>(x, top, sum, pairs);
+      const auto take = [&] {
+        if constexpr (kBytes<Config>) {
+          return take_probabilities<Config>(x, tile.value_scales.key, top, sum, pairs);
+        } else {
+          return take_probabilities<Config>(x, top, sum, pairs);
+        }
+      };
+      const bool raise = take();
       store_probabilities<Config>(put, pairs);
       ptx::wait_copies<Config::kStages - 2>();
       // P and V of the next tile are there for the whole warpgroup, and what was read is free.
@@ -108,7 +122,7 @@ class GroupWalk {
 #pragma unroll
         for (int k = 0; k < 2 * Config::kRowTiles; ++k) sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
         tops.load(top);
-        take_probabilities<Config>(x, top, sum, pairs);
+        take();
         store_probabilities<Config>(put, pairs);
         ptx::sync_some<128>(barrier);
       }
@@ -159,10 +173,21 @@ class GroupWalk {
   }
 
   /// The scores of tile i, and half of its V expanded.
+  __device__ __forceinline__ void expand(const Exchange<Config>& /*exchange*/, const Work& work, std::int32_t i,
+                                         std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
+                                         const RowTops<Config>& /*tops*/, float (&x)[Config::kScores], Tile& tile,
+                                         GroupState<Config>& state) requires kBytes<Config> {
+    const bool masked = static_cast<std::uint32_t>(i - whole_begin_) >= static_cast<std::uint32_t>(whole_count_);
+    const auto outside = [&](std::int32_t key) {
+      return first_ + i * kStep + key < work.sequence.begin || first_ + i * kStep + key >= end_;
+    };
+    const std::uint32_t nan = expand_bytes<Config>(*p_, stage, queries, own, masked, outside, x, tile, state);
+    tile.rare = (tile.keep != 1.0F ? kScaled : 0U) | (masked ? kMasked | nan : 0U);
+  }
   __device__ __forceinline__ void expand(const Exchange<Config>& exchange, const Work& work, std::int32_t i,
                                          std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
                                          const RowTops<Config>& tops, float (&x)[Config::kScores], Tile& tile,
-                                         GroupState<Config>& state) {
+                                         GroupState<Config>& state) requires(!kBytes<Config>) {
     auto stored = ValueScales<Config>::codes(p_->v, stage + own.value_scales, own);
     typename KeyScales<Config>::Stored stored_keys;
     if constexpr (!kScalesSums<Config>) stored_keys.load(stage + own.key_scales);

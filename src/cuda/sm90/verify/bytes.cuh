@@ -1,0 +1,275 @@
+// Elements of 8 and 16 bits, and scales of whole tokens. K's scale multiplies the scores of its key and V's the P, in
+// f32; V's are relative to an exponent that all warps of a warpgroup follow alike, as each looks at all keys. All codes
+// come by matrix loads, those of V transposed: 16 bits are operands as they are, 8 bits take a conversion for two.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/decode/nan_values.cuh"
+#include "cuda/sm90/verify/softmax.cuh"
+
+namespace mpfa::sm90 {
+
+/// Whether K and V are such.
+template <class Config>
+inline constexpr bool kBytes = Config::kValueInfo.bits > 4;
+
+template <class Config>
+requires kBytes<Config>
+struct Lane<Config> {
+  std::uint32_t keys, values;             // of the stage, for matrix loads
+  std::uint32_t key_scales, tile_scales;  // of key g of the warp; V's of keys 2 l and 2 l + 1 of the tile
+
+  __device__ __forceinline__ void enter(const DecodeParams& /*p*/, std::uint32_t /*scratch*/) {
+    const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    constexpr bool kEight = Config::kValueInfo.bits == 8;
+    keys = 16 * warp * Config::kKeyRowBytes + matrix_row<Config::kKeyRowBytes>();
+    // 32 keys of 16 channels, or 16 keys of 16 channels.
+    const std::uint32_t key = kEight ? lane : lane % 16, chunk = kEight ? 2 * warp : 4 * warp + lane / 16;
+    values = Config::kValuesAt + code_offset<Config::kValueRowBytes>(key, chunk);
+    key_scales = Config::kKeyScalesAt + (16 * warp + lane / 4) * 4;
+    tile_scales = Config::kValueScalesAt + lane * 8;
+    for (std::uint32_t* x : {&keys, &values}) ptx::keep_in_register(*x);
+    if constexpr (Config::kKeyScale == ScaleKind::row) {
+      for (std::uint32_t* x : {&key_scales, &tile_scales}) ptx::keep_in_register(*x);
+    }
+  }
+};
+
+/// What P of the thread's keys g and g + 8 of its warp is multiplied by.
+template <class Config>
+requires kBytes<Config>
+struct ValueScales<Config> {
+  float key[2];
+};
+
+/// Scales of tokens of a tile, at shared addresses; 1 where none are stored.
+template <class Config>
+struct TokenScales {
+  static constexpr bool kStored = Config::kKeyScale == ScaleKind::row;
+
+  __device__ __forceinline__ static float load(const DecodePages& pages, std::uint32_t at) {
+    float s = 1.0F;
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.shared.f32 %0, [%1];}"
+                 : "+f"(s)
+                 : "r"(at), "r"(pages.scale_bytes));
+    return f32_scale(__float_as_uint(s));
+  }
+  /// V's of the lane's two keys of the tile. Those that no row sees and NaN, which is taken down, become zero.
+  __device__ __forceinline__ static float2 of_tile(const DecodePages& v, std::uint32_t at, bool masked,
+                                                   Unseen& unseen) {
+    if constexpr (!kStored) return {};
+    float scale[2] = {load(v, at), load(v, at + 4)};
+    if (__builtin_expect(masked, 0)) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool nan = !isfinite(scale[i]);
+        if (nan) unseen.nan |= 1U << (2 * i);
+        if (nan || unseen.hidden[i]) scale[i] = 0.0F;
+      }
+    }
+    return make_float2(scale[0], scale[1]);
+  }
+  /// V's of keys g and g + 8, as they multiply P.
+  __device__ __forceinline__ static void of_warp(const DecodePages& v, std::uint32_t at, bool masked,
+                                                 const bool (&hidden)[2], std::uint32_t bias, float (&scale)[2]) {
+    if constexpr (!kStored) return;
+    const float lift = __uint_as_float(bias) * kTokenDrop;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      scale[k] = load(v, at + k * 32);
+      if (__builtin_expect(masked, 0)) {
+        if (hidden[k] || !isfinite(scale[k])) scale[k] = 0.0F;
+      }
+      scale[k] *= lift;
+    }
+  }
+  /// Scores of keys g and g + 8.
+  __device__ __forceinline__ static void multiply_scores(const DecodePages& k, std::uint32_t at,
+                                                         float (&x)[Config::kScores]) {
+    if constexpr (!kStored) return;
+    const float scale[2] = {load(k, at), load(k, at + 32)};
+#pragma unroll
+    for (int i = 0; i < Config::kScores; ++i) x[i] *= scale[i / 2 % 2];
+  }
+};
+
+/// Starts x = scores of the warpgroup's tile. before_last: called before the last codes are expanded.
+template <class Config, class F>
+__device__ __forceinline__ void start_byte_scores(std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
+                                                  float (&x)[Config::kScores], F&& before_last) {
+  constexpr int kLoads = Config::kKeyRowBytes / 32, kStepsOfLoad = 8 / kLoads;
+  std::uint32_t w[kLoads][4];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) ptx::load_matrices(w[i], stage + (own.keys ^ i * 32U));
+#pragma unroll
+  for (int m = 0; m < 4; ++m) {
+    if (m == 3) before_last();
+    std::uint32_t a[2][4];
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      std::uint32_t part[1][4];
+      Chunks<Config::kKey>::expand_keys(w[(2 * m + s) / kStepsOfLoad], s % kStepsOfLoad, part);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[s][i] = part[0][i];
+    }
+    ptx::fence_mma();
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      multiply_rows<Config>(x, a[s], ptx::whole_descriptor(queries) + (2 * m + s) * 2 * Config::kRows,
+                            m + s > 0 ? 1 : 0);
+    }
+    ptx::commit_mma();
+    if (m == 0) ptx::wait_mma<1>();  // frees the registers of what was started before
+  }
+}
+
+template <class Config>
+requires kBytes<Config>
+struct ValueSteps<Config> {
+  static constexpr int kLoads = Config::kValueInfo.bits / 4;  // of 32 keys
+  std::uint32_t w[kLoads][4], a[2][Config::kHalves][4];
+
+  /// codes: of the lane's row; which: the first or second 32 keys of the tile.
+  __device__ __forceinline__ void load(std::uint32_t codes, int which) {
+    constexpr int kHalfBytes = Config::kValueInfo.bits * 2;  // 16 channels
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int key = which * 32 + i / 2 * 16, half = i % 2;
+      ptx::load_matrices_transposed(w[i], (codes ^ half * kHalfBytes) + key * Config::kValueRowBytes);
+    }
+  }
+  /// NaN and infinite codes count as zero.
+  __device__ __forceinline__ void drop_broken() {
+    if constexpr (Config::kValueInfo.has_nan) {
+#pragma unroll
+      for (int i = 0; i < 4 * kLoads; ++i) w[i / 4][i % 4] &= ~broken_codes<Config::kValue>(w[i / 4][i % 4]);
+    }
+  }
+  __device__ __forceinline__ void expand(const ValueScales<Config>& /*scales*/, int /*which*/) {
+#pragma unroll
+    for (int i = 0; i < 2 * Config::kHalves; ++i) {
+      const int s = i / 2, half = i % 2;
+      std::uint32_t part[1][4];
+      Chunks<Config::kValue>::expand_values(w[kLoads == 2 ? half : i], s, part);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) a[s][half][k] = part[0][k];
+    }
+  }
+  /// Has all of it computed before this place.
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int i = 0; i < 8 * Config::kHalves; ++i) {
+      asm volatile("" : "+r"(a[i / (4 * Config::kHalves)][i / 4 % Config::kHalves][i % 4]));
+    }
+  }
+};
+
+/// The scores of a tile, and half of its V expanded. outside: whether a key of the tile is hidden from all rows.
+/// Returns which NaN there is in V's scales, see Unseen.
+template <class Config, class Tile, class Outside>
+__device__ __forceinline__ std::uint32_t expand_bytes(const DecodeParams& p, std::uint32_t stage, std::uint32_t queries,
+                                                      const Lane<Config>& own, bool masked, Outside&& outside,
+                                                      float (&x)[Config::kScores], Tile& tile,
+                                                      GroupState<Config>& state) {
+  using Scales = TokenScales<Config>;
+  const auto lane = static_cast<std::int32_t>(threadIdx.x % 32), warp = static_cast<std::int32_t>(threadIdx.x / 32 % 4);
+  Unseen unseen;
+  bool hidden[2] = {false, false};
+  if (__builtin_expect(masked, 0)) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      hidden[k] = outside(16 * warp + lane / 4 + 8 * k), unseen.hidden[k] = outside(2 * lane + k);
+    }
+  }
+  const float2 scales = Scales::of_tile(p.v, stage + own.tile_scales, masked, unseen);
+  tile.keep = 1.0F;
+  start_byte_scores<Config>(stage, queries, own, x, [&] {
+    tile.low.load(stage + own.values, 0);
+    if constexpr (Scales::kStored) tile.keep = follow_groups(fmaxf(fabsf(scales.x), fabsf(scales.y)), state.bias);
+  });
+  constexpr std::uint32_t kToValues = Config::kValueScalesAt - Config::kKeyScalesAt;
+  Scales::of_warp(p.v, stage + own.key_scales + kToValues, masked, hidden, state.bias, tile.value_scales.key);
+  if constexpr (Config::kRowTiles < 8) ptx::wait_mma<2>();
+  if (__builtin_expect(masked, 0)) tile.low.drop_broken();
+  tile.low.expand(tile.value_scales, 0);
+  if constexpr (Config::kRowTiles < 8) tile.low.finish();
+  ptx::wait_mma<0>();
+  ptx::pin(x);
+  Scales::multiply_scores(p.k, stage + own.key_scales, x);
+  return unseen.nan;
+}
+
+/// take_probabilities, in the formats' 16-bit type and times V's scales of the thread's keys.
+template <class Config>
+__device__ __forceinline__ bool take_probabilities(const float (&x)[Config::kScores], const float (&scale)[2],
+                                                   const float4 (&tops)[Config::kRowTiles],
+                                                   float (&sum)[Config::kRowTiles][2],
+                                                   std::uint32_t (&pairs)[Config::kRowTiles][2]) {
+  constexpr std::uint32_t kTwo = 0x40000000U;  // the bit of 2 and more in f32
+  constexpr bool kScaled = TokenScales<Config>::kStored;
+  std::uint32_t all = 0;
+#pragma unroll
+  for (int n = 0; n < Config::kRowTiles; ++n) {
+    const float4 top = tops[n];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float p0 = ptx::exp2_fast(fmaf(x[n * 4 + 2 * r], top.x, -top.z));
+      const float p1 = ptx::exp2_fast(fmaf(x[n * 4 + 2 * r + 1], top.y, -top.w));
+      sum[n][0] += p0, sum[n][1] += p1;
+      all |= __float_as_uint(p0) | __float_as_uint(p1);
+      pairs[n][r] =
+          kScaled ? pack_probabilities<Config>(p0 * scale[r], p1 * scale[r]) : pack_probabilities<Config>(p0, p1);
+    }
+  }
+  return (all & kTwo) != 0;
+}
+
+/// Adds NaN and infinite codes of V of the warp's channels, in a masked tile from key `first` on, to the outputs of the
+/// rows that see their keys.
+template <class Config>
+__device__ __forceinline__ void spread_group_codes(const DecodeParams& p, const Sequence& s, std::int32_t row0,
+                                                   std::int32_t first, std::uint32_t values,
+                                                   GroupState<Config>& state) {
+  constexpr int kRowBytes = Config::kValueRowBytes, kChunks = kRowBytes / 64, kSize = Config::kValueInfo.bits / 8;
+  const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  std::uint32_t broken[2] = {0, 0};  // of keys lane and lane + 32
+#pragma unroll
+  for (int i = 0; i < 2 * kChunks; ++i) {
+    const std::uint32_t key = lane + i / kChunks * 32;
+    const uint4 w = ptx::load_shared_words(values + code_offset<kRowBytes>(key, warp * kChunks + i % kChunks));
+    broken[i / kChunks] |= broken_codes<Config::kValue>(w.x) | broken_codes<Config::kValue>(w.y) |
+                           broken_codes<Config::kValue>(w.z) | broken_codes<Config::kValue>(w.w);
+  }
+  const std::uint32_t low = __ballot_sync(0xFFFFFFFFU, broken[0] != 0);
+  const std::uint32_t high = __ballot_sync(0xFFFFFFFFU, broken[1] != 0);
+  if ((low | high) == 0) return;
+#pragma unroll 1
+  for (std::uint32_t key = 0; key < kVerifyKeys; ++key) {
+    if (((key < 32 ? low : high) >> key % 32 & 1U) == 0) continue;
+    float value[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const auto at =
+          static_cast<std::uint32_t>(value_channel<Config::kValue>(static_cast<int>(warp * 8 + lane / 4), i) * kSize);
+      std::uint32_t w[1];
+      load_words(w, values + code_offset<kRowBytes>(key, at / 16) + at % 16 / 4 * 4);
+      w[0] >>= at % 4 * 8;
+      value[i] = __uint_as_float(w[0] << 16);
+      if constexpr (Config::kValue == Operand::e4m3) {
+        value[i] = (w[0] & 0x7FU) == 0x7FU ? __int_as_float(0x7FC00000) : 0.0F;
+      }
+      if (isfinite(value[i])) value[i] = 0.0F;
+    }
+    const std::int32_t at = first + static_cast<std::int32_t>(key);
+#pragma unroll
+    for (int k = 0; k < 2 * Config::kRowTiles; ++k) {
+      const Keys seen = row_keys(p, s, row0 + column_row(k / 2, k % 2));
+      if (at < seen.begin || at >= seen.end) continue;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) state.out[i / 2][k / 2 * 4 + i % 2 * 2 + k % 2] += value[i];
+    }
+  }
+}
+
+}  // namespace mpfa::sm90

@@ -1,0 +1,107 @@
+// 24 to 96 query rows of a KV head: the kernels that take up to 64 of them in one pass, and several passes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/cuda/support/device_call.hpp"
+
+namespace mpfa::test {
+namespace {
+
+class VerifyRows : public testing::TestWithParam<const char*> {
+ protected:
+  static constexpr std::int64_t kHeads = 8, kKvHeads = 2;
+  /// Scales of heads for formats that have no others.
+  static std::vector<float> global() {
+    return std::string(GetParam()).ends_with("static") ? std::vector<float>{0.05F, 0.08F} : std::vector<float>();
+  }
+  static Case verify_case(std::int64_t sq, const Tensor& k, const Tensor& v, const std::vector<std::int64_t>& lengths,
+                          std::int64_t page, const std::string& more = "") {
+    const std::string recipe = "kv=" + std::string(GetParam()) + ",p=bf16" + more;
+    return Case(gaussian({k.shape[0], sq, kHeads, 128}, 70), k, v, {recipe, page, lengths, global()});
+  }
+};
+
+TEST_P(VerifyRows, AgreeWithTheReference) {
+  const std::vector<float> sinks{0.5F, -1.0F, 2.0F, 0.0F, 1.0F, -3.0F, 0.25F, 8.0F};
+  const Tensor k = with_bias(heavy_tail({5, 300, kKvHeads, 128}, 71), 3, 20.0F);
+  Tensor v = gaussian({5, 300, kKvHeads, 128}, 72);
+  for (std::size_t i = 0; i < v.data.size(); ++i) v.data[i] *= std::exp2(static_cast<float>(i / 256 % 24) - 12.0F);
+  for (const std::int64_t sq : {5, 6, 8, 16, 24}) {
+    for (const std::int64_t page : {16, 48, 64}) {
+      Case c = verify_case(sq, k, v, {300, 0, 3, 65, 129}, page, ",centre=mean,v_mean=mean");
+      c.problem.causal = true;
+      expect_matches(c);
+      c.problem.window_left = 40;
+      c.problem.sinks = true;
+      c.tensors.sinks = sinks.data();
+      expect_matches(c);
+      if (HasFailure()) FAIL() << sq << " queries, pages of " << page;
+    }
+  }
+}
+
+/// More outputs than multiprocessors, equally long or not: warpgroups are teams of their own.
+TEST_P(VerifyRows, OfManySequencesAgreeWithTheReference) {
+  for (const std::int64_t batch : {70, 140}) {
+    const Tensor k = gaussian({batch, 150, kKvHeads, 128}, 73), v = gaussian(k.shape, 74);
+    std::vector<std::int64_t> lengths(static_cast<std::size_t>(batch), 150);
+    for (const bool ragged : {false, true}) {
+      for (std::size_t b = 0; ragged && b < lengths.size(); ++b) lengths[b] = static_cast<std::int64_t>(b) * 37 % 151;
+      for (const std::int64_t sq : {8, 16}) {
+        Case c = verify_case(sq, k, v, lengths, 64);
+        c.problem.causal = true;
+        expect_matches(c);
+      }
+    }
+  }
+}
+
+/// NaN and infinity in a token reach the rows that see it, by causality and by a window, and no other.
+TEST_P(VerifyRows, BrokenTokensReachTheRowsThatSeeThem) {
+  for (const auto& [in_k, value] : {std::pair{false, NAN}, {true, NAN}, {false, INFINITY}, {false, -INFINITY}}) {
+    Tensor k = gaussian({2, 200, kKvHeads, 128}, 75), v = gaussian(k.shape, 76);
+    Tensor& broken = in_k ? k : v;
+    broken.at(0, 157, 0, 3) = broken.at(0, 196, 1, 40) = broken.at(0, 199, 0, 127) = broken.at(1, 85, 1, 64) = value;
+    for (const std::int64_t sq : {6, 16}) {
+      for (const std::int64_t window : {-1, 40}) {
+        Case c = verify_case(sq, k, v, {200, 90}, 16);
+        c.problem.causal = true;
+        c.problem.window_left = window;
+        expect_matches(c);
+        if (HasFailure()) FAIL() << value << (in_k ? " in K, " : " in V, ") << sq << " queries, window " << window;
+      }
+    }
+  }
+}
+
+TEST_P(VerifyRows, HaveTheSameBitsAloneAndInABatch) {
+  const Tensor k = gaussian({3, 5000, kKvHeads, 128}, 77), v = gaussian(k.shape, 78);
+  const auto first = [](const Tensor& x) {
+    Tensor y({1, x.shape[1], x.shape[2], x.shape[3]});
+    std::copy_n(x.data.begin(), y.data.size(), y.data.begin());
+    return y;
+  };
+  for (const std::int64_t sq : {8, 16}) {
+    Case all = verify_case(sq, k, v, {5000, 3000, 12}, 64), one = verify_case(sq, first(k), first(v), {5000}, 64);
+    DeviceCall batch(all), alone(one);
+    for (DeviceCall* call : {&batch, &alone}) {
+      call->problem().causal = call->problem().batch_invariant = true;
+      ASSERT_TRUE(call->run().ok());
+    }
+    const std::vector<double> x = batch.out(), y = alone.out();
+    EXPECT_TRUE(std::equal(y.begin(), y.end(), x.begin())) << sq << " queries";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, VerifyRows,
+                         testing::Values("mxfp4", "nvfp4", "int4", "fp8_e4m3", "fp8_e4m3_static", "int8", "int8_g64",
+                                         "bf16"),
+                         [](const auto& p) { return std::string(p.param); });
+
+}  // namespace
+}  // namespace mpfa::test
