@@ -31,7 +31,7 @@ DecodeShape decode_shape(const AttentionProblem& p) {
   s.max_q = static_cast<std::int32_t>(p.max_q);
   s.max_kv = static_cast<std::int32_t>(p.max_kv);
   s.fixed_split_keys = p.batch_invariant ? static_cast<std::int32_t>(kFixedSplitKeys) : 0;
-  const bool rare = keeps_wide_tokens(p.recipe) || p.recipe.v_mean == VMean::page || p.recipe.p == PMode::e4m3;
+  const bool rare = keeps_wide_tokens(p.recipe) || p.recipe.v_mean == VMean::page;
   const auto taken = [&](const BlockFormat& f) {
     return has_verify_format(f, page_geometry(f, p.head_dim, 1).scale_row_bytes);
   };

@@ -152,8 +152,14 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
   const bool verify = launch.verify && !(launch.groups && kind == KernelCase::plain);
   const DecodeKernel kernel = verify ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles, launch.teams,
-                                                     params.finishes_logits != 0)
+                                                     params.finishes_logits != 0 ? VerifyCase::masked
+                                                     : params.p_scale > 0.0F     ? VerifyCase::rounded
+                                                                                 : VerifyCase::plain)
                                      : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
+  if (verify && params.p_scale > 0.0F) {
+    params.p_scale = verify_p_scale(params.p_scale);
+    params.p_unit = 1.0F / params.p_scale;
+  }
   std::int32_t blocks = launch.blocks;
   const std::int32_t teams = blocks * kernel.teams, outputs = params.kv_heads * launch.row_blocks;
   params.splits = teams / (params.batch * outputs);

@@ -43,11 +43,42 @@ struct ValueScales<Config> {
   float key[2];
 };
 
-/// Scales of tokens of a tile, at shared addresses; 1 where none are stored.
+/// Scales of tokens of a tile; 1 where none are stored.
 template <class Config>
 struct TokenScales {
   static constexpr bool kStored = Config::kKeyScale == ScaleKind::row;
+  float key[2], value[2];  // of keys g and g + 8 of the warp
+  float all[2];            // V's of the lane's two keys of the tile
 
+  __device__ __forceinline__ void load(const DecodeParams& p, std::uint32_t stage, const Lane<Config>& own) {
+    if constexpr (kStored) {
+      constexpr std::uint32_t kToValues = Config::kValueScalesAt - Config::kKeyScalesAt;
+#pragma unroll
+      for (std::uint32_t k = 0; k < 2; ++k) {
+        all[k] = load(p.v, stage + own.tile_scales + k * 4);
+        key[k] = load(p.k, stage + own.key_scales + k * 32);
+        value[k] = load(p.v, stage + own.key_scales + k * 32 + kToValues);
+      }
+    }
+  }
+  /// In a masked tile: V's of keys that no row sees become zero, and NaN, which is taken down in bits of Unseen.
+  template <class Outside>
+  __device__ __forceinline__ std::uint32_t hide(Outside&& outside) {
+    std::uint32_t nan = 0;
+    if constexpr (kStored) {
+      const auto lane = static_cast<std::int32_t>(threadIdx.x % 32),
+                 warp = static_cast<std::int32_t>(threadIdx.x / 32 % 4);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (!isfinite(all[k])) nan |= 1U << (2 * k);
+        if (!isfinite(all[k]) || outside(2 * lane + k)) all[k] = 0.0F;
+        if (!isfinite(value[k]) || outside(16 * warp + lane / 4 + 8 * k)) value[k] = 0.0F;
+      }
+    }
+    return nan;
+  }
+
+ private:
   __device__ __forceinline__ static float load(const DecodePages& pages, std::uint32_t at) {
     float s = 1.0F;
     asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.shared.f32 %0, [%1];}"
@@ -55,61 +86,33 @@ struct TokenScales {
                  : "r"(at), "r"(pages.scale_bytes));
     return f32_scale(__float_as_uint(s));
   }
-  /// V's of the lane's two keys of the tile. Those that no row sees and NaN, which is taken down, become zero.
-  __device__ __forceinline__ static float2 of_tile(const DecodePages& v, std::uint32_t at, bool masked,
-                                                   Unseen& unseen) {
-    if constexpr (!kStored) return {};
-    float scale[2] = {load(v, at), load(v, at + 4)};
-    if (__builtin_expect(masked, 0)) {
+};
+
+/// Codes of a thread's keys g and g + 8.
+template <class Config>
+struct KeyWords {
+  static constexpr int kLoads = Config::kKeyRowBytes / 32, kStepsOfLoad = 8 / kLoads;
+  std::uint32_t w[kLoads][4];
+
+  __device__ __forceinline__ void load(std::uint32_t stage, const Lane<Config>& own) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const bool nan = !isfinite(scale[i]);
-        if (nan) unseen.nan |= 1U << (2 * i);
-        if (nan || unseen.hidden[i]) scale[i] = 0.0F;
-      }
-    }
-    return make_float2(scale[0], scale[1]);
-  }
-  /// V's of keys g and g + 8, as they multiply P.
-  __device__ __forceinline__ static void of_warp(const DecodePages& v, std::uint32_t at, bool masked,
-                                                 const bool (&hidden)[2], std::uint32_t bias, float (&scale)[2]) {
-    if constexpr (!kStored) return;
-    const float lift = __uint_as_float(bias) * kTokenDrop;
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      scale[k] = load(v, at + k * 32);
-      if (__builtin_expect(masked, 0)) {
-        if (hidden[k] || !isfinite(scale[k])) scale[k] = 0.0F;
-      }
-      scale[k] *= lift;
-    }
-  }
-  /// Scores of keys g and g + 8.
-  __device__ __forceinline__ static void multiply_scores(const DecodePages& k, std::uint32_t at,
-                                                         float (&x)[Config::kScores]) {
-    if constexpr (!kStored) return;
-    const float scale[2] = {load(k, at), load(k, at + 32)};
-#pragma unroll
-    for (int i = 0; i < Config::kScores; ++i) x[i] *= scale[i / 2 % 2];
+    for (int i = 0; i < kLoads; ++i) ptx::load_matrices(w[i], stage + (own.keys ^ i * 32U));
   }
 };
 
 /// Starts x = scores of the warpgroup's tile. before_last: called before the last codes are expanded.
 template <class Config, class F>
-__device__ __forceinline__ void start_byte_scores(std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
-                                                  float (&x)[Config::kScores], F&& before_last) {
-  constexpr int kLoads = Config::kKeyRowBytes / 32, kStepsOfLoad = 8 / kLoads;
-  std::uint32_t w[kLoads][4];
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) ptx::load_matrices(w[i], stage + (own.keys ^ i * 32U));
+__device__ __forceinline__ void start_scores(const KeyWords<Config>& keys, std::uint32_t queries,
+                                             float (&x)[Config::kScores], F&& before_last) {
 #pragma unroll
   for (int m = 0; m < 4; ++m) {
     if (m == 3) before_last();
     std::uint32_t a[2][4];
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
+      constexpr int kSteps = KeyWords<Config>::kStepsOfLoad;
       std::uint32_t part[1][4];
-      Chunks<Config::kKey>::expand_keys(w[(2 * m + s) / kStepsOfLoad], s % kStepsOfLoad, part);
+      Chunks<Config::kKey>::expand_keys(keys.w[(2 * m + s) / kSteps], s % kSteps, part);
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[s][i] = part[0][i];
     }
@@ -166,44 +169,49 @@ struct ValueSteps<Config> {
 };
 
 /// The scores of a tile, and half of its V expanded. outside: whether a key of the tile is hidden from all rows.
-/// Returns which NaN there is in V's scales, see Unseen.
-template <class Config, class Tile, class Outside>
-__device__ __forceinline__ std::uint32_t expand_bytes(const DecodeParams& p, std::uint32_t stage, std::uint32_t queries,
-                                                      const Lane<Config>& own, bool masked, Outside&& outside,
-                                                      float (&x)[Config::kScores], Tile& tile,
-                                                      GroupState<Config>& state) {
+/// meanwhile: called when K is asked for. Returns which NaN there is in V's scales, see Unseen.
+template <class Config, class Tile, class Outside, class F>
+__device__ __forceinline__ std::uint32_t expand_tile(const DecodeParams& p, std::uint32_t stage, std::uint32_t queries,
+                                                     const Lane<Config>& own, bool masked, Outside&& outside,
+                                                     float (&x)[Config::kScores], Tile& tile, GroupState<Config>& state,
+                                                     F&& meanwhile) {
   using Scales = TokenScales<Config>;
-  const auto lane = static_cast<std::int32_t>(threadIdx.x % 32), warp = static_cast<std::int32_t>(threadIdx.x / 32 % 4);
-  Unseen unseen;
-  bool hidden[2] = {false, false};
-  if (__builtin_expect(masked, 0)) {
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      hidden[k] = outside(16 * warp + lane / 4 + 8 * k), unseen.hidden[k] = outside(2 * lane + k);
-    }
-  }
-  const float2 scales = Scales::of_tile(p.v, stage + own.tile_scales, masked, unseen);
+  KeyWords<Config> keys;
+  Scales scales;
+  keys.load(stage, own);
+  scales.load(p, stage, own);
+  meanwhile();
+  std::uint32_t nan = 0;
   tile.keep = 1.0F;
-  start_byte_scores<Config>(stage, queries, own, x, [&] {
+  start_scores<Config>(keys, queries, x, [&] {
     tile.low.load(stage + own.values, 0);
-    if constexpr (Scales::kStored) tile.keep = follow_groups(fmaxf(fabsf(scales.x), fabsf(scales.y)), state.bias);
+    if (__builtin_expect(masked, 0)) {
+      nan = scales.hide(outside);
+      tile.low.drop_broken();
+    }
+    if constexpr (Scales::kStored) {
+      tile.keep = follow_groups(fmaxf(fabsf(scales.all[0]), fabsf(scales.all[1])), state.bias);
+    }
   });
-  constexpr std::uint32_t kToValues = Config::kValueScalesAt - Config::kKeyScalesAt;
-  Scales::of_warp(p.v, stage + own.key_scales + kToValues, masked, hidden, state.bias, tile.value_scales.key);
   if constexpr (Config::kRowTiles < 8) ptx::wait_mma<2>();
-  if (__builtin_expect(masked, 0)) tile.low.drop_broken();
   tile.low.expand(tile.value_scales, 0);
   if constexpr (Config::kRowTiles < 8) tile.low.finish();
   ptx::wait_mma<0>();
   ptx::pin(x);
-  Scales::multiply_scores(p.k, stage + own.key_scales, x);
-  return unseen.nan;
+  if constexpr (Scales::kStored) {
+    const float lift = __uint_as_float(state.bias) * (kTokenDrop * p.p_unit);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) tile.value_scales.key[k] = scales.value[k] * lift;
+#pragma unroll
+    for (int i = 0; i < Config::kScores; ++i) x[i] *= scales.key[i / 2 % 2];
+  }
+  return nan;
 }
 
-/// take_probabilities, in the formats' 16-bit type and times V's scales of the thread's keys.
+/// take_probabilities in the formats' 16-bit type, times V's scales of the thread's keys; or rounded to e4m3 before.
 template <class Config>
-__device__ __forceinline__ bool take_probabilities(const float (&x)[Config::kScores], const float (&scale)[2],
-                                                   const float4 (&tops)[Config::kRowTiles],
+__device__ __forceinline__ bool take_probabilities(const DecodeParams& p, const float (&x)[Config::kScores],
+                                                   const float (&scale)[2], const float4 (&tops)[Config::kRowTiles],
                                                    float (&sum)[Config::kRowTiles][2],
                                                    std::uint32_t (&pairs)[Config::kRowTiles][2]) {
   constexpr std::uint32_t kTwo = 0x40000000U;  // the bit of 2 and more in f32
@@ -214,12 +222,17 @@ __device__ __forceinline__ bool take_probabilities(const float (&x)[Config::kSco
     const float4 top = tops[n];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float p0 = ptx::exp2_fast(fmaf(x[n * 4 + 2 * r], top.x, -top.z));
-      const float p1 = ptx::exp2_fast(fmaf(x[n * 4 + 2 * r + 1], top.y, -top.w));
-      sum[n][0] += p0, sum[n][1] += p1;
-      all |= __float_as_uint(p0) | __float_as_uint(p1);
-      pairs[n][r] =
-          kScaled ? pack_probabilities<Config>(p0 * scale[r], p1 * scale[r]) : pack_probabilities<Config>(p0, p1);
+      float2 both = {ptx::exp2_fast(fmaf(x[n * 4 + 2 * r], top.x, -top.z)),
+                     ptx::exp2_fast(fmaf(x[n * 4 + 2 * r + 1], top.y, -top.w))};
+      all |= __float_as_uint(both.x) | __float_as_uint(both.y);
+      float2 counted = both;
+      if constexpr (Config::kRoundsP) {
+        both = round_e4m3(both.x * p.p_scale, both.y * p.p_scale);
+        if (p.sum_codes != 0) counted = {both.x * p.p_unit, both.y * p.p_unit};
+      }
+      sum[n][0] += counted.x, sum[n][1] += counted.y;
+      pairs[n][r] = kScaled ? pack_probabilities<Config>(both.x * scale[r], both.y * scale[r])
+                            : pack_probabilities<Config>(both.x, both.y);
     }
   }
   return (all & kTwo) != 0;

@@ -6,10 +6,9 @@
 
 namespace mpfa::sm90 {
 
-/// kTeamCount: teams of warpgroups in a block, see decode/team.cuh. kHasMask: has code for mask tensors, softcap and
-/// ALiBi.
+/// kTeamCount: teams of warpgroups in a block, see decode/team.cuh.
 template <int kHeadDim, Operand kKeyOperand, Operand kValueOperand, int kRowTileCount, int kTeamCount = 1,
-          bool kHasMask = false>
+          VerifyCase kCase = VerifyCase::plain>
 struct VerifyConfig {
   static constexpr int kD = kHeadDim;
   static constexpr Operand kKey = kKeyOperand, kValue = kValueOperand;
@@ -17,7 +16,7 @@ struct VerifyConfig {
   static constexpr ScaleKind kKeyScale = verify_scale(kKey), kValueScale = verify_scale(kValue);
   // What the decode kernel's begin and end of a piece ask for.
   static constexpr bool kRankOne = false, kPlain = false, kGeneral = false;
-  static constexpr bool kMasked = kHasMask;
+  static constexpr bool kMasked = kCase == VerifyCase::masked, kRoundsP = kCase == VerifyCase::rounded;
   static constexpr int kRowTiles = kRowTileCount, kRows = 8 * kRowTiles, kChunks = kD / 32;
 
   static constexpr int kBlockGroups = verify_groups(kRowTiles, kValue), kBlockThreads = 128 * kBlockGroups;

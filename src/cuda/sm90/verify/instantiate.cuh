@@ -12,10 +12,20 @@ DecodeKernel verify_kernel_of() {
 }
 
 template <int kHeadDim, Operand kKey, Operand kValue, int kRowTiles>
-DecodeKernel verify_kernel_of(std::int32_t teams, bool masked) {
+DecodeKernel verify_kernel_of(std::int32_t teams, VerifyCase kind) {
   constexpr int kGroups = verify_groups(kRowTiles, kValue);
   if constexpr (has_masked_verify_kernel(kHeadDim, {kKey, kValue})) {
-    if (masked) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 1, true>>();
+    if (kind == VerifyCase::masked) {
+      return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 1, VerifyCase::masked>>();
+    }
+  }
+  if constexpr (has_rounded_verify_kernel({kKey, kValue})) {
+    if (kind == VerifyCase::rounded) {
+      if (teams == kGroups) {
+        return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, kGroups, VerifyCase::rounded>>();
+      }
+      return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 1, VerifyCase::rounded>>();
+    }
   }
   if constexpr (kGroups == 4) {
     if (teams == 2) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 2>>();
@@ -25,12 +35,12 @@ DecodeKernel verify_kernel_of(std::int32_t teams, bool masked) {
 }
 
 template <int kHeadDim, Operand kKey, Operand kValue>
-DecodeKernel verify_kernel(std::int32_t row_tiles, std::int32_t teams, bool masked) {
+DecodeKernel verify_kernel(std::int32_t row_tiles, std::int32_t teams, VerifyCase kind) {
   if constexpr (least_verify_rows({kKey, kValue}) <= 16) {
-    if (row_tiles == 2) return verify_kernel_of<kHeadDim, kKey, kValue, 2>(teams, masked);
+    if (row_tiles == 2) return verify_kernel_of<kHeadDim, kKey, kValue, 2>(teams, kind);
   }
-  if (row_tiles == 4) return verify_kernel_of<kHeadDim, kKey, kValue, 4>(teams, masked);
-  return verify_kernel_of<kHeadDim, kKey, kValue, 8>(teams, masked);
+  if (row_tiles == 4) return verify_kernel_of<kHeadDim, kKey, kValue, 4>(teams, kind);
+  return verify_kernel_of<kHeadDim, kKey, kValue, 8>(teams, kind);
 }
 
 }  // namespace mpfa::sm90

@@ -1,4 +1,4 @@
-// Attention of 9 or more query rows of a KV head over a paged cache in 4 bits, in one pass over the keys.
+// Attention of 9 or more query rows of a KV head over a paged cache, in one pass over the keys.
 //
 // A warpgroup works alone on tiles of 64 keys. Each warp expands the codes of its 16 keys of K once for all rows, and
 // those of all 64 keys of V for its part of the channels; products are asynchronous MMAs that run while the next codes

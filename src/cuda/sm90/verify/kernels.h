@@ -9,10 +9,10 @@
 namespace mpfa::sm90 {
 
 template <int kHeadDim, Operand kKey, Operand kValue>
-[[nodiscard]] DecodeKernel verify_kernel(std::int32_t row_tiles, std::int32_t teams, bool masked);
+[[nodiscard]] DecodeKernel verify_kernel(std::int32_t row_tiles, std::int32_t teams, VerifyCase kind);
 
-/// The kernel for a shape that has one. masked: with mask tensors, softcap and ALiBi; of one team.
+/// The kernel for a shape that has one.
 [[nodiscard]] DecodeKernel verify_kernel(std::int32_t head_dim, OperandPair operands, std::int32_t row_tiles,
-                                         std::int32_t teams, bool masked);
+                                         std::int32_t teams, VerifyCase kind);
 
 }  // namespace mpfa::sm90

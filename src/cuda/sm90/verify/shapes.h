@@ -11,6 +11,9 @@ namespace mpfa::sm90 {
 inline constexpr int kVerifyKeys = 64;  // of a tile: a warpgroup's
 inline constexpr int kVerifyPage = 16;  // keys of a warp, which lie in one page: pages are a multiple
 
+/// What a kernel has code for: nothing rare; mask tensors, softcap and ALiBi, of one team; P in e4m3.
+enum class VerifyCase { plain, masked, rounded };
+
 /// Warpgroups of a block, as registers and, of 16-bit values, shared memory allow.
 constexpr int verify_groups(int row_tiles, Operand value) {
   if (row_tiles <= 2) return 4;
@@ -55,6 +58,15 @@ constexpr std::int32_t verify_teams(std::int32_t row_tiles, Operand value, std::
 /// How scales act: those of int8 are of whole tokens here.
 constexpr ScaleKind verify_scale(Operand o) {
   return o == Operand::int8 ? ScaleKind::row : operand_info(o).scale;
+}
+/// Whether there is one with P in e4m3.
+constexpr bool has_rounded_verify_kernel(OperandPair operands) {
+  return operands.value == Operand::e4m3;
+}
+/// What P is multiplied by before it is rounded to e4m3, in a recipe that does so with weights of up to 1 and
+/// `p_scale`. P is a quarter at a maximum that was just taken, and below 2 at any.
+constexpr float verify_p_scale(float p_scale) {
+  return p_scale > 256.0F ? p_scale / 2.0F : p_scale < 32.0F ? 4.0F * p_scale : 128.0F;
 }
 /// Room for the scales of a token and head.
 constexpr int scale_room(Operand o, int head_dim) {

@@ -11,7 +11,7 @@ namespace mpfa::sm90 {
 
 // P is relative to 2^kHeadroom times the largest weight when that was taken: so only a score that is 4 (log2) above it
 // gives a P of 2 or more, which one bit of an f16 tells.
-inline constexpr float kHeadroom = 3.0F;
+inline constexpr float kHeadroom = 3.0F, kCodeHeadroom = 2.0F;  // the latter of P in e4m3, see verify_p_scale
 inline constexpr std::uint32_t kTwoOrMore = 0x40004000U;
 
 /// Number of the barrier of a warpgroup; those before are of teams.
@@ -179,6 +179,7 @@ __device__ __forceinline__ void store_probabilities(std::uint32_t at,
 template <class Config>
 __device__ __forceinline__ void raise_group_maxima(const float (&x)[Config::kScores], const RowTops<Config>& tops,
                                                    std::uint32_t maxima, int barrier, GroupState<Config>& state) {
+  constexpr float kAbove = Config::kRoundsP ? kCodeHeadroom : kHeadroom;
   const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4;
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {
@@ -209,7 +210,7 @@ __device__ __forceinline__ void raise_group_maxima(const float (&x)[Config::kSco
     }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float raised = fmaxf(*own[j], largest[j] + kHeadroom), keep = ptx::exp2_fast(*own[j] - raised);
+      const float raised = fmaxf(*own[j], largest[j] + kAbove), keep = fmaxf(ptx::exp2_fast(*own[j] - raised), FLT_MIN);
       *own[j] = raised;
       state.sum[n][j] *= keep;
 #pragma unroll

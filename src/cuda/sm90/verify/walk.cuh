@@ -64,7 +64,11 @@ class GroupWalk {
     float x[Config::kScores];
     Tile tile;
     if (count_ > 0) {
-      expand(exchange, work, 0, stage, queries, own, tops, x, tile, state);
+      if constexpr (kBytes<Config>) {
+        expand(work, 0, stage, queries, own, x, tile, state, [] {});
+      } else {
+        expand(exchange, work, 0, stage, queries, own, tops, x, tile, state);
+      }
     }
     std::int32_t step = Config::kProbabilityBytes;  // to the other P
     for (std::int32_t i = 0; i < count_; ++i) {
@@ -108,7 +112,7 @@ class GroupWalk {
       std::uint32_t pairs[Config::kRowTiles][2];
       const auto take = [&] {
         if constexpr (kBytes<Config>) {
-          return take_probabilities<Config>(x, tile.value_scales.key, top, sum, pairs);
+          return take_probabilities<Config>(*p_, x, tile.value_scales.key, top, sum, pairs);
         } else {
           return take_probabilities<Config>(x, top, sum, pairs);
         }
@@ -128,7 +132,8 @@ class GroupWalk {
       }
 #pragma unroll
       for (int k = 0; k < 2 * Config::kRowTiles; ++k) state.sum[k / 2][k % 2] = sum[k / 2][k % 2];
-      copy(stage, i + Config::kStages, find(work, i + Config::kStages));
+      const auto copy_next = [&, stage] { copy(stage, i + Config::kStages, find(work, i + Config::kStages)); };
+      if constexpr (!kBytes<Config>) copy_next();
 
 #pragma unroll
       for (int h = 0; h < Config::kHalves; ++h) ptx::pin(state.out[h]);
@@ -139,7 +144,11 @@ class GroupWalk {
       ptx::commit_mma();
       stage = stage == last ? memory : stage + Config::kStageBytes;
       put += step, probabilities += step >> 4, step = -step;
-      expand(exchange, work, i + 1, stage, queries, own, tops, x, tile, state);
+      if constexpr (kBytes<Config>) {
+        expand(work, i + 1, stage, queries, own, x, tile, state, copy_next);
+      } else {
+        expand(exchange, work, i + 1, stage, queries, own, tops, x, tile, state);
+      }
 #pragma unroll
       for (int h = 0; h < Config::kHalves; ++h) ptx::pin(state.out[h]);
     }
@@ -172,22 +181,22 @@ class GroupWalk {
     return first_ + i * kStep + static_cast<std::int32_t>(threadIdx.x / 32 % 4 * kVerifyPage);
   }
 
-  /// The scores of tile i, and half of its V expanded.
-  __device__ __forceinline__ void expand(const Exchange<Config>& /*exchange*/, const Work& work, std::int32_t i,
-                                         std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
-                                         const RowTops<Config>& /*tops*/, float (&x)[Config::kScores], Tile& tile,
-                                         GroupState<Config>& state) requires kBytes<Config> {
+  /// The scores of tile i, and half of its V expanded. meanwhile: called when the first codes are asked for.
+  template <class F>
+  __device__ __forceinline__ void expand(const Work& work, std::int32_t i, std::uint32_t stage, std::uint32_t queries,
+                                         const Lane<Config>& own, float (&x)[Config::kScores], Tile& tile,
+                                         GroupState<Config>& state, F&& meanwhile) {
     const bool masked = static_cast<std::uint32_t>(i - whole_begin_) >= static_cast<std::uint32_t>(whole_count_);
     const auto outside = [&](std::int32_t key) {
       return first_ + i * kStep + key < work.sequence.begin || first_ + i * kStep + key >= end_;
     };
-    const std::uint32_t nan = expand_bytes<Config>(*p_, stage, queries, own, masked, outside, x, tile, state);
+    const std::uint32_t nan = expand_tile<Config>(*p_, stage, queries, own, masked, outside, x, tile, state, meanwhile);
     tile.rare = (tile.keep != 1.0F ? kScaled : 0U) | (masked ? kMasked | nan : 0U);
   }
   __device__ __forceinline__ void expand(const Exchange<Config>& exchange, const Work& work, std::int32_t i,
                                          std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
                                          const RowTops<Config>& tops, float (&x)[Config::kScores], Tile& tile,
-                                         GroupState<Config>& state) requires(!kBytes<Config>) {
+                                         GroupState<Config>& state) {
     auto stored = ValueScales<Config>::codes(p_->v, stage + own.value_scales, own);
     typename KeyScales<Config>::Stored stored_keys;
     if constexpr (!kScalesSums<Config>) stored_keys.load(stage + own.key_scales);

@@ -2,5 +2,5 @@
 
 namespace mpfa::sm90 {
 template DecodeKernel verify_kernel<128, Operand::fp4_f32, Operand::fp4_f32>(std::int32_t row_tiles, std::int32_t teams,
-                                                                             bool masked);
+                                                                             VerifyCase kind);
 }

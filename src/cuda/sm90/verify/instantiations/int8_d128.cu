@@ -2,5 +2,5 @@
 
 namespace mpfa::sm90 {
 template DecodeKernel verify_kernel<128, Operand::int8, Operand::int8>(std::int32_t row_tiles, std::int32_t teams,
-                                                                     bool masked);
+                                                                       VerifyCase kind);
 }
