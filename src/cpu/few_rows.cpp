@@ -10,6 +10,7 @@
 #include "attention/sequences.hpp"
 #include "cpu/expand.hpp"
 #include "cpu/factor_ops.hpp"
+#include "cpu/integer_tile.hpp"
 #include "cpu/score_ops.hpp"
 #include "cpu/value_ops.hpp"
 #include "cpu/word_ops.hpp"
@@ -138,6 +139,11 @@ void choose_words(const Task& task, Scratch& s) {
     s.words_v = takes(v, cache.head_dim_v) && value_ops_take(cache.head_dim_v, v.block);
   }
   s.words_v &= !affine_v;
+  if (task.columns) {
+    choose_integers(task, s.integers);
+    s.words_k &= !s.integers.k.taken,
+        s.words_v &= !s.integers.v.taken;  // what is left to floats is in the order of channels
+  }
   s.format_k = k, s.format_v = v;
   const auto whole = [&](const BlockFormat& f, std::int64_t d, const OperandPages& pages) {
     return whole_factors(f, d, pages.scale_row_stride, pages.global_scale(task.kv_head));

@@ -1,6 +1,8 @@
 #include "cpu/many_rows.hpp"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -10,6 +12,7 @@
 #include "cpu/column_ops.hpp"
 #include "cpu/expand.hpp"
 #include "cpu/few_rows.hpp"
+#include "cpu/integer_tile.hpp"
 #include "cpu/panel_ops.hpp"
 #include "cpu/query_ops.hpp"
 #include "cpu/word_ops.hpp"
@@ -18,6 +21,11 @@ namespace mpfa::cpu {
 namespace {
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
+constexpr auto kOnes = [] {
+  std::array<float, kPanel> ones{};
+  ones.fill(1.0F);
+  return ones;
+}();
 
 /// Rank-one terms ride along as `group` more channels: K gets dS of every member, a query a 1 at its own.
 std::int64_t channels(const AttentionProblem& p) {
@@ -117,8 +125,6 @@ void add_panel_means(const Task& task, const Panel& panel, std::int64_t first, K
   const std::int64_t d = cache.head_dim_v;
   const std::int64_t per_word = s.words_v ? formats::word_format(cache.v_format, d).per_word : 1;
   float* const mean = s.factors;  // free between two tiles
-  float ones[kPanel];
-  std::fill_n(ones, kPanel, 1.0F);
   for_page_runs(task, first, c, [&](const PageRun& run) {
     const std::uint16_t* bits =
         cache.v_page_means + run.page * cache.v_page_mean_page_stride + task.kv_head * cache.v_page_mean_head_stride;
@@ -130,8 +136,35 @@ void add_panel_means(const Task& task, const Panel& panel, std::int64_t first, K
     for (std::int64_t j = run.column; j < run.column + run.count; ++j) {
       for (std::int64_t r = 0; r < panel.width; ++r) weights[r] += p[j * panel.width + r];
     }
-    panel_product_selected(d, 1, panel.width, mean, 1, 0, weights, ones, o);
+    panel_product_selected(d, 1, panel.width, mean, 1, 0, weights, kOnes.data(), o);
   });
+}
+
+/// Products with K by dot products of integers; rank-one terms are floats, and so are rows that have no integers.
+void score_bytes(const AttentionProblem& p, const Panel& panel, KeyRange c, Scratch& s, float* x) {
+  const std::int64_t depth = channels(p), members = depth - p.head_dim, keys = c.end - c.begin;
+  const float* q = queries_of(p, s, Source::pages, panel.row0);
+  const float* k = s.k + c.begin * depth;
+  score_panel(p, panel.row0 / kPanel, panel.width, c, s.integers, x);
+  if (members > 0) {
+    panel_product(keys, members, panel.width, k + p.head_dim, depth, 1, q + p.head_dim * panel.width, kOnes.data(), x);
+  }
+  const std::uint32_t special = s.integers.special[panel.row0 / kPanel];
+  if (special == 0) return;
+  float* all = s.s + kKeyTile * kPanel;
+  panel_product(keys, depth, panel.width, k, depth, 1, q, nullptr, all);
+  for (std::int64_t i = 0; i < keys * panel.width; ++i) {
+    if ((special >> i % panel.width & 1) != 0) x[i] = all[i];
+  }
+}
+
+/// O += P V of the keys that add_panel_values() left out, for rows that give them weight.
+void add_broken_keys(const AttentionProblem& p, const Panel& panel, const float* x, const Scratch& s, float* o) {
+  const std::int64_t dv = padded(p.head_dim_v);
+  for (std::uint64_t rest = s.integers.broken; rest != 0; rest &= rest - 1) {
+    const std::int64_t j = std::countr_zero(rest);
+    panel_product_selected(p.head_dim_v, 1, panel.width, s.v + j * dv, 1, dv, x + j * panel.width, kOnes.data(), o);
+  }
 }
 
 /// Scores, softmax and O += P V of one panel; K and V of keys `sight.hull` lie expanded in the scratch.
@@ -146,8 +179,12 @@ void add_panel(const Task& task, const Panel& panel, const Sight& sight, std::in
   float* m = state.m + panel.row0;
   float* keep = s.q_columns + 2 * channels(p) * kRowBlock;
   float* x = s.s;
-  panel_product(end - begin, depth, panel.width, s.k + begin * depth, depth, 1, queries_of(p, s, source, panel.row0),
-                nullptr, x + begin * panel.width);
+  if (pages && s.integers.k.taken) {
+    score_bytes(p, panel, sight.hull, s, x + begin * panel.width);
+  } else {
+    panel_product(end - begin, depth, panel.width, s.k + begin * depth, depth, 1, queries_of(p, s, source, panel.row0),
+                  nullptr, x + begin * panel.width);
+  }
 
   const bool plain = p.recipe.logit_cap <= 0.0F && p.softcap <= 0.0F && !p.alibi && p.mask == MaskTensor::none;
   const float scale = plain ? softmax_scale(p) * static_cast<float>(kLog2E) : 1.0F;
@@ -165,12 +202,17 @@ void add_panel(const Task& task, const Panel& panel, const Sight& sight, std::in
   column_round(mode, p.recipe.p_scale, pages && p.recipe.denominator == Denominator::same_codes,
                rounded.end - rounded.begin, panel.width, scale, m, keep, x + rounded.begin * panel.width,
                state.l + panel.row0);
-  // A tile with NaN or Inf in V gives a row only the keys that weigh something.
-  const auto accumulate = v_finite ? panel_product : panel_product_selected;
-  accumulate(p.head_dim_v, end - begin, panel.width, s.v + begin * dv, 1, dv, x + begin * panel.width, keep,
-             state.o + panel.row0 * dv);
+  float* o = state.o + panel.row0 * dv;
+  if (pages && s.integers.v.taken) {
+    add_panel_values(panel.width, sight.hull, x, keep, s.integers, o);
+    add_broken_keys(p, panel, x, s, o);
+  } else {
+    // A tile with NaN or Inf in V gives a row only the keys that weigh something.
+    const auto accumulate = v_finite ? panel_product : panel_product_selected;
+    accumulate(p.head_dim_v, end - begin, panel.width, s.v + begin * dv, 1, dv, x + begin * panel.width, keep, o);
+  }
   if (pages && task.tensors->cache.v_page_means != nullptr) {
-    add_panel_means(task, panel, first, sight.hull, x, s, state.o + panel.row0 * dv);
+    add_panel_means(task, panel, first, sight.hull, x, s, o);
   }
 }
 
@@ -186,8 +228,12 @@ void start_columns(const Task& task, Scratch& s) {
   const std::int64_t members = channels(p) - p.head_dim;
   for (std::int64_t row0 = 0; row0 < task.count; row0 += kPanel) {
     const Panel panel = panel_at(task, row0);
+    const float* rows = task.q_packed + row0 * p.head_dim;
     float* q = queries_of(p, s, Source::pages, row0);
-    rows_to_columns(task.q_packed + row0 * p.head_dim, p.head_dim, panel.count, p.head_dim, per_word, q, panel.width);
+    if (s.integers.k.taken) pack_panel(p, row0 / kPanel, panel.count, panel.width, rows, s.integers);
+    if (!s.integers.k.taken || s.integers.special[row0 / kPanel] != 0) {
+      rows_to_columns(rows, p.head_dim, panel.count, p.head_dim, per_word, q, panel.width);
+    }
     float* ones = q + p.head_dim * panel.width;
     std::fill_n(ones, members * panel.width, 0.0F);
     for (std::int64_t r = 0; members > 0 && r < panel.count; ++r) {
@@ -213,13 +259,21 @@ void add_columns(const Task& task, std::int64_t first, Source source, Scratch& s
   const std::int64_t dv = padded(p.head_dim_v);
   if (source == Source::pages) {
     const std::int64_t depth = channels(p);
-    s.words_k ? expand_words(task, first, c, true, s.k, depth, s) : expand_k_rows(task, first, c, depth, s);
-    s.words_v ? expand_words(task, first, c, false, s.v, dv, s) : expand_v(task, first, c, s);
+    IntegerTile& b = s.integers;
+    if (b.k.taken) gather_k(task, first, c, b);
+    if (b.v.taken) gather_v(task, first, c, b);
+    if (!b.k.taken || b.any_special) {
+      s.words_k ? expand_words(task, first, c, true, s.k, depth, s) : expand_k_rows(task, first, c, depth, s);
+    }
+    if (!b.v.taken || b.broken != 0) {
+      s.words_v ? expand_words(task, first, c, false, s.v, dv, s) : expand_v(task, first, c, s);
+    }
     if (depth > p.head_dim) place_rank_one(task, first, c, depth, s);
   } else {
     expand_wide_rows(task, first, c, s);
   }
-  const bool v_finite = panel_finite(s.v + c.begin * dv, (c.end - c.begin) * dv);
+  const bool v_floats = source == Source::bf16 || !s.integers.v.taken;
+  const bool v_finite = v_floats && panel_finite(s.v + c.begin * dv, (c.end - c.begin) * dv);
   for (std::int64_t row0 = 0; row0 < task.count; row0 += kPanel) {
     const Sight& sight = sights[row0 / kPanel];
     if (sight.hull.begin >= sight.hull.end) continue;

@@ -30,9 +30,11 @@ Means means_of(const AttentionProblem& p, const AttentionTensors& t, std::int64_
 bool quantise_row_fast(const BlockFormat& q, std::int64_t d, float* x) {
   constexpr BlockFormat kNvfp4{Element::e2m1, ScaleType::e4m3, ScaleRule::amax, PackAxis::head_dim, 16, 1};
   constexpr BlockFormat kFp8{Element::e4m3, ScaleType::f32, ScaleRule::amax, PackAxis::head_dim, 0, 1};
+  constexpr BlockFormat kInt8{Element::int8, ScaleType::f32, ScaleRule::amax, PackAxis::head_dim, 0, 1};
   if (q.element == Element::bf16) row_to_bf16(x, d);
   if (q == kNvfp4) return row_to_nvfp4(x, d);
   if (q == kFp8) return row_to_fp8_e4m3(x, d);
+  if (q == kInt8) return row_to_int8(x, d);
   return q.element == Element::bf16 || q.element == Element::f32;
 }
 

@@ -77,15 +77,25 @@ bool RowToNvfp4(float* x, std::int64_t n) {
   return true;
 }
 
-bool RowToFp8(float* x, std::int64_t n) {
+/// One float scale that sends the largest element of the row to `most`; elements of at most `nothing` round to 0.
+template <int kDrop>
+HWY_INLINE bool RowToScaled(float* x, std::int64_t n, float smallest, float most, float nothing) {
   const D d;
   if (n % 16 != 0 || !panel_finite(x, n)) return false;
   const auto largest = LargestOf(x, n);
-  const auto scale = hn::Max(hn::Div(largest, hn::Set(d, 448.0F)), hn::Set(d, 0x1p-126F));
+  const auto scale = hn::Max(hn::Div(largest, hn::Set(d, most)), hn::Set(d, 0x1p-126F));
   // A row whose largest element rounds to 0 has no scale.
-  const auto vanishes = hn::Le(hn::Div(largest, scale), hn::Set(d, 0x1p-10F));
-  RoundTrip<20>(x, n, hn::IfThenZeroElse(vanishes, scale), 0x1p-6F, 448.0F);
+  const auto vanishes = hn::Le(hn::Div(largest, scale), hn::Set(d, nothing));
+  RoundTrip<kDrop>(x, n, hn::IfThenZeroElse(vanishes, scale), smallest, most);
   return true;
+}
+
+bool RowToFp8(float* x, std::int64_t n) {
+  return RowToScaled<20>(x, n, 0x1p-6F, 448.0F, 0x1p-10F);
+}
+
+bool RowToInt8(float* x, std::int64_t n) {
+  return RowToScaled<16>(x, n, 128.0F, 127.0F, 0.5F);  // steps of 2^-7 of the least binade are whole
 }
 
 double RowDot(const float* x, const float* y, std::int64_t n) {
@@ -180,6 +190,7 @@ namespace mpfa::cpu {
 HWY_EXPORT(RowToBf16);
 HWY_EXPORT(RowToNvfp4);
 HWY_EXPORT(RowToFp8);
+HWY_EXPORT(RowToInt8);
 HWY_EXPORT(RowDot);
 HWY_EXPORT(RowsToColumns);
 HWY_EXPORT(ColumnsToRows);
@@ -192,6 +203,9 @@ bool row_to_nvfp4(float* x, std::int64_t n) {
 }
 bool row_to_fp8_e4m3(float* x, std::int64_t n) {
   return HWY_DYNAMIC_DISPATCH(RowToFp8)(x, n);
+}
+bool row_to_int8(float* x, std::int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(RowToInt8)(x, n);
 }
 double row_dot(const float* x, const float* y, std::int64_t n) {
   return HWY_DYNAMIC_DISPATCH(RowDot)(x, y, n);

@@ -8,10 +8,11 @@ namespace mpfa::cpu {
 /// x = float_to_bf16(x) as floats: to nearest even, saturating; Inf and NaN stay.
 void row_to_bf16(float* x, std::int64_t n);
 
-/// x becomes its round trip through the format nvfp4 or fp8_e4m3. False, with nothing done, when x holds a NaN or Inf
-/// or n is not a multiple of 16.
+/// x becomes its round trip through the format nvfp4, fp8_e4m3 or int8. False, with nothing done, when x holds a NaN or
+/// Inf or n is not a multiple of 16.
 [[nodiscard]] bool row_to_nvfp4(float* x, std::int64_t n);
 [[nodiscard]] bool row_to_fp8_e4m3(float* x, std::int64_t n);
+[[nodiscard]] bool row_to_int8(float* x, std::int64_t n);
 
 /// Sum of x[i] * y[i] in double.
 [[nodiscard]] double row_dot(const float* x, const float* y, std::int64_t n);

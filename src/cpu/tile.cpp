@@ -11,6 +11,7 @@
 #include "cpu/expand.hpp"
 #include "cpu/few_rows.hpp"
 #include "cpu/finite.hpp"
+#include "cpu/integer_tile.hpp"
 #include "cpu/many_rows.hpp"
 #include "cpu/page_means.hpp"
 #include "cpu/softmax_ops.hpp"
@@ -164,6 +165,11 @@ std::int64_t k_floats(const AttentionProblem& problem) {
   return std::max(problem.head_dim * kKeyStride, kKeyTile * (problem.head_dim + problem.q_heads / problem.kv_heads));
 }
 
+/// Factors of a tile's keys.
+std::int64_t factor_floats(const AttentionProblem& problem) {
+  return kKeyTile * std::max(problem.head_dim, problem.head_dim_v) / 2 + kFactorPadding;
+}
+
 /// Queries of a task.
 std::int64_t block_floats(const AttentionProblem& problem) {
   return kRowBlock * (problem.head_dim * (keeps_wide_tokens(problem.recipe) ? 2 : 1) + 1);
@@ -173,10 +179,9 @@ std::int64_t block_floats(const AttentionProblem& problem) {
 
 std::int64_t scratch_floats(const AttentionProblem& problem) {
   const std::int64_t dv = padded(problem.head_dim_v);
-  const std::int64_t factors = kKeyTile * std::max(problem.head_dim, problem.head_dim_v) / 2 + kFactorPadding;
   return k_floats(problem) + kKeyTile * dv + kRowBlock * kKeyTile + 2 * kRowBlock * (dv + 2) + kFewRows * dv +
-         padded(packed_floats(kFewRows, problem.head_dim)) + weight_floats(problem) + kKeyTile + padded(factors) +
-         column_floats(problem) + block_floats(problem);
+         padded(packed_floats(kFewRows, problem.head_dim)) + weight_floats(problem) + kKeyTile +
+         padded(factor_floats(problem)) + column_floats(problem) + block_floats(problem) + integer_tile_floats(problem);
 }
 
 Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
@@ -200,6 +205,7 @@ Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
   s.queries.wide = keeps_wide_tokens(problem.recipe) ? s.queries.packed + kRowBlock * problem.head_dim : nullptr;
   s.queries.shift = s.queries.packed + block_floats(problem) - kRowBlock;
   s.factors = s.q_columns + column_floats(problem) + block_floats(problem);
+  lay_out_integers(problem, s.factors + padded(factor_floats(problem)), s.integers);
   return s;
 }
 

@@ -6,6 +6,8 @@
 #include <cstdint>
 
 #include "cpu/factor_ops.hpp"
+#include "cpu/integer_scores.hpp"
+#include "cpu/panel_ops.hpp"
 #include "cpu/queries.hpp"
 #include "cpu/score_ops.hpp"
 #include "cpu/tile_ops.hpp"
@@ -36,6 +38,27 @@ struct Visible {
   [[nodiscard]] bool empty() const { return part[0].begin >= part[0].end && part[1].begin >= part[1].end; }
 };
 
+/// K or V of a tile as integers: see integer_tile.hpp.
+struct IntegerOperand {
+  bool taken = false;
+  IntegerForm form;
+  std::int64_t channels = 0, block = 0;
+  std::byte* integers = nullptr;  // of K [kKeyTile, channels], of V [kKeyPairs, channels, 2 keys]
+  float* factors = nullptr;       // [kKeyTile, blocks]
+  [[nodiscard]] std::int64_t blocks() const { return channels / block; }
+};
+struct IntegerTile {
+  IntegerOperand k, v;
+  int levels = 0;                             // of q: its elements are whole times the largest of a block over this
+  std::int32_t* queries = nullptr;            // packed panels of the task
+  std::uint32_t special[kRowBlock / kPanel];  // rows of a panel that have no integers
+  bool any_special = false;
+  std::uint64_t broken = 0;        // keys whose V no weight can take
+  std::int16_t* v_rows = nullptr;  // [kKeyTile, channels], before keys are put in pairs
+  std::uint32_t* weights = nullptr;
+  float* units = nullptr;  // of weights [blocks, 2, kPanel]
+};
+
 /// Memory of one worker, in floats.
 struct Scratch {
   float* k = nullptr;  // [head_dim, kKeyStride], or [kKeyTile, head_dim and rank-one terms] of many_rows.hpp
@@ -59,6 +82,7 @@ struct Scratch {
   float scale = 1.0F;
   QueryBlock queries;
   float* q_columns = nullptr;  // of many_rows.hpp: queries in panels, then a factor per row
+  IntegerTile integers;        // of many_rows.hpp
 };
 [[nodiscard]] std::int64_t scratch_floats(const AttentionProblem& problem);
 [[nodiscard]] Scratch lay_out_scratch(const AttentionProblem& problem, float* memory);

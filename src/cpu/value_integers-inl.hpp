@@ -13,13 +13,6 @@ struct WeightScales {
   alignas(64) float unit[kMostWeights], scale[kMostWeights];
 };
 
-/// sum += dot products of four unsigned bytes by four signed ones. With the intrinsic, compilers copy every sum of a
-/// loop.
-MPFA_BYTES_ATTR HWY_INLINE __m512i add_dots(__m512i sum, __m512i a, __m512i b) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-  return sum;
-}
-
 /// Lane i: the largest lane of vector i of [16, 16].
 MPFA_BYTES_ATTR HWY_INLINE __m512i lane_maxima(const std::uint32_t* vectors) {
   __m512i x[16];

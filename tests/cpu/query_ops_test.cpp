@@ -32,7 +32,8 @@ TEST(QueryOps, Bf16RowsAreThoseOfTheCodec) {
 
 TEST(QueryOps, RoundTripsAreThoseOfTheFormats) {
   on_every_target([] {
-    for (const auto& [name, round] : {std::pair{"nvfp4", &row_to_nvfp4}, std::pair{"fp8_e4m3", &row_to_fp8_e4m3}}) {
+    for (const auto& [name, round] : {std::pair{"nvfp4", &row_to_nvfp4}, std::pair{"fp8_e4m3", &row_to_fp8_e4m3},
+                                      std::pair{"int8", &row_to_int8}}) {
       const BlockFormat f = parse_format(name).value();
       for (const float size : {1.0F, 300.0F, 1e5F, 3e-3F, 1e-4F, 2e-36F, 3e-40F, 1e-42F, 8e37F}) {
         constexpr std::int64_t n = 256;

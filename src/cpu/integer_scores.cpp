@@ -1,0 +1,270 @@
+#include "cpu/integer_scores.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/integer_scores.cpp"
+#include <hwy/foreach_target.h>  // must come before highway.h
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace mpfa::cpu::HWY_NAMESPACE {
+
+#include "cpu/byte_codes-inl.hpp"
+
+#if HWY_TARGET <= HWY_AVX3
+constexpr std::int64_t kLanes = 16;
+constexpr float kE4m3Multiplier = 64.0F;  // the largest that leaves 448 in 16 bits
+
+bool Form(const formats::WordFormat& format, std::int64_t channels, Integers type, IntegerForm& form) {
+  if (!have_bytes() || format.has_minimum || channels % 32 != 0 || format.block % kLanes != 0) return false;
+  const bool words = type == Integers::signed_words;
+  form = {format.code, type, {}, 0, 1.0F, 0.0F};
+  if (format.code == formats::WordCode::int8) {
+    form.offset = words ? 0 : 128;
+    form.most = 128.0F;
+    return true;
+  }
+  if (format.code == formats::WordCode::e4m3) {
+    form.multiplier = kE4m3Multiplier;
+    form.most = 448.0F * kE4m3Multiplier;
+    return words;
+  }
+  if (format.code != formats::WordCode::table16) return false;
+  const std::optional<ByteCodes> codes = byte_codes(format.table->data());
+  if (!codes) return false;
+  form.multiplier = codes->multiplier;
+  form.offset = words ? 0 : codes->offset;
+  for (int i = 0; i < 16; ++i) {
+    const int element = codes->table[i] - codes->offset;
+    form.most = std::max(form.most, static_cast<float>(std::abs(element)));
+    form.table[i] = static_cast<std::uint8_t>(element + form.offset);
+  }
+  return true;
+}
+
+/// 16 e4m3 codes as words, those below 2^-4 rounded. Sets bits of `nan` where a code is one.
+MPFA_BYTES_ATTR HWY_INLINE __m256i e4m3_words(__m128i codes, __mmask16& nan) {
+  const __m256i wide = _mm256_cvtepu8_epi16(codes);
+  const __m256i size = _mm256_and_si256(wide, _mm256_set1_epi16(0x7F));
+  nan |= _mm256_cmpeq_epi16_mask(size, _mm256_set1_epi16(0x7F));
+  const __m256i sign = _mm256_slli_epi16(_mm256_xor_si256(wide, size), 8);
+  // Half floats have the same fields, 3 bits further up, and a bias that is larger by 8.
+  const __m512 x = _mm512_cvtph_ps(_mm256_or_si256(sign, _mm256_slli_epi16(size, 7)));
+  return _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(256.0F * kE4m3Multiplier))));
+}
+
+template <class Store>
+MPFA_BYTES_ATTR HWY_INLINE void expand_row(const IntegerForm& form, const std::byte* codes, std::int64_t channels,
+                                           Store store) {
+  const auto load = [](const void* p) HWY_ATTR { return _mm_loadu_si128(static_cast<const __m128i*>(p)); };
+  const __m128i table = load(form.table.data()), low = _mm_set1_epi8(15);
+  const __m128i flip = _mm_set1_epi8(static_cast<char>(form.offset));
+  for (std::int64_t c = 0; c < channels; c += 32) {
+    if (form.code != formats::WordCode::table16) {
+      store(c, _mm_xor_si128(load(codes + c), flip));
+      store(c + 16, _mm_xor_si128(load(codes + c + 16), flip));
+      continue;
+    }
+    const __m128i pairs = load(codes + c / 2);
+    const __m128i even = _mm_shuffle_epi8(table, _mm_and_si128(pairs, low));
+    const __m128i odd = _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(pairs, 4), low));
+    store(c, _mm_unpacklo_epi8(even, odd));
+    store(c + 16, _mm_unpackhi_epi8(even, odd));
+  }
+}
+
+MPFA_BYTES_ATTR std::uint64_t Expand(const IntegerForm& form, const std::byte* codes, std::int64_t stride,
+                                     std::int64_t keys, std::int64_t channels, void* out) {
+  std::uint64_t broken = 0;
+  auto* bytes = static_cast<std::uint8_t*>(out);
+  for (std::int64_t j = 0; j < keys; ++j, codes += stride) {
+    __mmask16 nan = 0;
+    if (form.type == Integers::unsigned_bytes) {
+      expand_row(form, codes, channels, [&](std::int64_t c, __m128i x) MPFA_BYTES_ATTR {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + c), x);
+      });
+      bytes += channels;
+      continue;
+    }
+    const bool e4m3 = form.code == formats::WordCode::e4m3;
+    expand_row(form, codes, channels, [&](std::int64_t c, __m128i x) MPFA_BYTES_ATTR {
+      const __m256i words = e4m3 ? e4m3_words(x, nan) : _mm256_cvtepi8_epi16(x);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes + 2 * c), words);
+    });
+    bytes += 2 * channels;
+    if (nan != 0) broken |= std::uint64_t{1} << j;
+  }
+  return broken;
+}
+
+/// One block of a row, lane r of a packed panel whose scale, start and integers stand `width` words apart from `scale`,
+/// `start` and `integers`. False when an element is not finite or out of proportion.
+MPFA_BYTES_ATTR bool pack_block(const IntegerForm& keys, const IntegerShape& shape, int levels, const float* x,
+                                std::int32_t* scale, std::int32_t* start, std::int32_t* integers) {
+  const std::int64_t bytes = shape.bytes();
+  __m512i bits = _mm512_setzero_si512();
+  for (std::int64_t c = 0; c < shape.block; c += kLanes) {
+    bits = _mm512_max_epu32(bits, _mm512_and_si512(_mm512_loadu_si512(x + c), _mm512_set1_epi32(0x7FFFFFFF)));
+  }
+  const auto top = std::bit_cast<float>(_mm512_reduce_max_epu32(bits));
+  const bool fits = top > 0x1p-100F && top < 0x1p100F;
+  const auto most = static_cast<float>(levels);
+  const __m512 unit = _mm512_set1_ps(fits ? most / top : 0.0F);
+  __m512i sum = _mm512_setzero_si512();
+  for (std::int64_t c = 0; c < shape.block; c += kLanes) {
+    const __mmask16 kept = fits ? 0xFFFF : 0;
+    const __m512i whole = _mm512_maskz_cvtps_epi32(kept, _mm512_mul_ps(_mm512_loadu_ps(x + c), unit));
+    sum = _mm512_add_epi32(sum, whole);
+    alignas(32) std::int32_t packed[8];
+    if (shape.type == Integers::unsigned_bytes) {
+      _mm_store_si128(reinterpret_cast<__m128i*>(packed), _mm512_cvtepi32_epi8(whole));
+    } else {
+      _mm256_store_si256(reinterpret_cast<__m256i*>(packed), _mm512_cvtepi32_epi16(whole));
+    }
+    for (std::int64_t i = 0; i < 4 * bytes; ++i) integers[(c * bytes / 4 + i) * shape.width] = packed[i];
+  }
+  *scale = std::bit_cast<std::int32_t>(fits ? top / (most * keys.multiplier) : 0.0F);
+  *start = -keys.offset * _mm512_reduce_add_epi32(sum);
+  return fits || top == 0.0F;
+}
+
+std::uint32_t PackPanel(const IntegerForm& keys, const IntegerShape& shape, int levels, std::int64_t count,
+                        const float* q, std::int32_t* packed) {
+  std::fill_n(packed, shape.size(), 0);
+  std::int32_t *const starts = packed + shape.blocks() * shape.width, *const integers =
+                                                                          starts + shape.blocks() * shape.width;
+  std::uint32_t special = 0;
+  for (std::int64_t r = 0; r < count; ++r) {
+    bool fits = true;
+    for (std::int64_t b = 0; b < shape.blocks(); ++b) {
+      const std::int64_t at = b * shape.width + r;
+      fits &= pack_block(keys, shape, levels, q + r * shape.channels + b * shape.block, packed + at, starts + at,
+                         integers + b * shape.block * shape.bytes() / 4 * shape.width + r);
+    }
+    if (!fits) special |= std::uint32_t{1} << r;
+  }
+  return special;
+}
+
+template <Integers kType>
+MPFA_BYTES_ATTR HWY_INLINE __m512i add_products(__m512i sum, __m512i key, __m512i row) {
+  return kType == Integers::unsigned_bytes ? add_dots(sum, key, row) : add_word_dots(sum, key, row);
+}
+
+/// x (+)= the products of kKeys keys and a panel of kVectors vectors over one block of channels.
+template <Integers kType, int kKeys, int kVectors>
+MPFA_BYTES_ATTR HWY_INLINE void score_block(const IntegerShape& shape, bool first, const std::byte* k,
+                                            const float* factors, const std::int32_t* scale, const std::int32_t* start,
+                                            const std::int32_t* integers, float* x) {
+  constexpr std::int64_t kWidth = kVectors * kLanes, kBytes = kType == Integers::unsigned_bytes ? 1 : 2;
+  const std::int64_t stride = shape.channels * kBytes, blocks = shape.blocks();
+  __m512i sum[kKeys][kVectors];
+  for (auto& row : sum) {
+    for (int v = 0; v < kVectors; ++v) row[v] = _mm512_loadu_si512(start + v * kLanes);
+  }
+  for (std::int64_t c = 0; c < shape.block * kBytes; c += 4, integers += kWidth) {
+    __m512i rows[kVectors];
+    for (int v = 0; v < kVectors; ++v) rows[v] = _mm512_loadu_si512(integers + v * kLanes);
+    for (int j = 0; j < kKeys; ++j) {
+      std::int32_t four;
+      std::memcpy(&four, k + j * stride + c, sizeof(four));
+      const __m512i key = _mm512_set1_epi32(four);
+      for (int v = 0; v < kVectors; ++v) sum[j][v] = add_products<kType>(sum[j][v], key, rows[v]);
+    }
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    const __m512 unit = _mm512_castsi512_ps(_mm512_loadu_si512(scale + v * kLanes));
+    for (int j = 0; j < kKeys; ++j) {
+      float* const at = x + j * kWidth + v * kLanes;
+      const __m512 before = first ? _mm512_setzero_ps() : _mm512_loadu_ps(at);
+      const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[j][v]), unit);
+      _mm512_storeu_ps(at, _mm512_fmadd_ps(product, _mm512_set1_ps(factors[j * blocks]), before));
+    }
+  }
+}
+
+template <Integers kType, int kKeys, int kVectors>
+MPFA_BYTES_ATTR void score_keys_of(const IntegerShape& shape, const std::byte* k, const float* factors,
+                                   const std::int32_t* packed, float* x) {
+  constexpr std::int64_t kWidth = kVectors * kLanes;
+  const std::int64_t blocks = shape.blocks(), bytes = shape.block * shape.bytes();
+  const std::int32_t *start = packed + blocks * kWidth, *integers = start + blocks * kWidth;
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    score_block<kType, kKeys, kVectors>(shape, b == 0, k + b * bytes, factors + b, packed + b * kWidth,
+                                        start + b * kWidth, integers + b * bytes / 4 * kWidth, x);
+  }
+}
+
+template <Integers kType, int kVectors>
+void score_all_of(const IntegerShape& shape, std::int64_t keys, const std::byte* k, const float* factors,
+                  const std::int32_t* packed, float* x) {
+  constexpr int kKeys = 8;
+  std::int64_t j = 0;
+  const auto from = [&](auto function) {
+    function(shape, k + j * shape.channels * shape.bytes(), factors + j * shape.blocks(), packed,
+             x + j * kVectors * kLanes);
+  };
+  for (; j + kKeys <= keys; j += kKeys) from(score_keys_of<kType, kKeys, kVectors>);
+  for (; j < keys; ++j) from(score_keys_of<kType, 1, kVectors>);
+}
+
+template <Integers kType>
+void score_type(const IntegerShape& shape, std::int64_t keys, const std::byte* k, const float* factors,
+                const std::int32_t* packed, float* x) {
+  const auto score = shape.width == kLanes ? score_all_of<kType, 1> : score_all_of<kType, 2>;
+  score(shape, keys, k, factors, packed, x);
+}
+
+void ScoreIntegers(const IntegerShape& shape, std::int64_t keys, const void* k, const float* factors,
+                   const std::int32_t* packed, float* x) {
+  const bool bytes = shape.type == Integers::unsigned_bytes;
+  const auto score = bytes ? score_type<Integers::unsigned_bytes> : score_type<Integers::signed_words>;
+  score(shape, keys, static_cast<const std::byte*>(k), factors, packed, x);
+}
+#else
+bool Form(const formats::WordFormat&, std::int64_t, Integers, IntegerForm&) {
+  return false;
+}
+std::uint64_t Expand(const IntegerForm&, const std::byte*, std::int64_t, std::int64_t, std::int64_t, void*) {
+  return 0;
+}
+std::uint32_t PackPanel(const IntegerForm&, const IntegerShape&, int, std::int64_t, const float*, std::int32_t*) {
+  return 0;
+}
+void ScoreIntegers(const IntegerShape&, std::int64_t, const void*, const float*, const std::int32_t*, float*) {}
+#endif
+
+}  // namespace mpfa::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace mpfa::cpu {
+
+HWY_EXPORT(Form);
+HWY_EXPORT(Expand);
+HWY_EXPORT(PackPanel);
+HWY_EXPORT(ScoreIntegers);
+
+bool integer_form(const formats::WordFormat& format, std::int64_t channels, Integers type, IntegerForm& form) {
+  return HWY_DYNAMIC_DISPATCH(Form)(format, channels, type, form);
+}
+std::uint64_t expand_integers(const IntegerForm& form, const std::byte* codes, std::int64_t stride, std::int64_t keys,
+                              std::int64_t channels, void* out) {
+  return HWY_DYNAMIC_DISPATCH(Expand)(form, codes, stride, keys, channels, out);
+}
+std::uint32_t pack_integer_panel(const IntegerForm& keys, const IntegerShape& shape, int levels, std::int64_t count,
+                                 const float* q, std::int32_t* packed) {
+  return HWY_DYNAMIC_DISPATCH(PackPanel)(keys, shape, levels, count, q, packed);
+}
+void integer_scores(const IntegerShape& shape, std::int64_t keys, const void* k, const float* factors,
+                    const std::int32_t* packed, float* x) {
+  HWY_DYNAMIC_DISPATCH(ScoreIntegers)(shape, keys, k, factors, packed, x);
+}
+
+}  // namespace mpfa::cpu
+#endif
