@@ -154,21 +154,25 @@ void check_plans() {
   struct Plan {
     const char *k, *v;
     int rows, page_size;
-    bool verify;
+    bool masked, verify;
   };
-  for (const Plan& plan : {Plan{"mxfp4", "mxfp4", 8, 64, false},
-                           {"mxfp4", "mxfp4", 12, 64, true},
-                           {"int4_g128", "int4_g128", 64, 64, false},
-                           {"nvfp4", "fp8_e4m3", 64, 64, false},
-                           {"fp8_e4m3", "fp8_e4m3", 16, 64, false},
-                           {"fp8_e4m3", "fp8_e4m3", 20, 64, true},
-                           {"fp8_e4m3", "fp8_e4m3_static", 64, 16, true},
-                           {"fp8_e4m3", "fp8_e4m3", 64, 24, false},
-                           {"int8", "int8", 32, 64, true},
-                           {"int8_g64", "int8_g64", 32, 64, false},
-                           {"bf16", "bf16", 64, 64, true}}) {
+  for (const Plan& plan : {Plan{"mxfp4", "mxfp4", 8, 64, false, false},
+                           {"mxfp4", "mxfp4", 12, 64, false, true},
+                           {"int4_g128", "int4_g128", 64, 64, false, false},
+                           {"nvfp4", "fp8_e4m3", 64, 64, false, false},
+                           {"fp8_e4m3", "fp8_e4m3", 16, 64, false, false},
+                           {"fp8_e4m3", "fp8_e4m3", 20, 64, false, true},
+                           {"fp8_e4m3", "fp8_e4m3_static", 64, 16, false, true},
+                           {"fp8_e4m3", "fp8_e4m3", 64, 24, false, false},
+                           {"fp8_e4m3", "fp8_e4m3", 64, 64, true, true},
+                           {"int8", "int8", 32, 64, false, true},
+                           {"int8", "int8", 32, 64, true, false},
+                           {"int8_g64", "int8_g64", 32, 64, false, false},
+                           {"bf16", "bf16", 64, 64, false, true},
+                           {"bf16", "bf16", 64, 64, true, true}}) {
     CaseShape s;
     s.k = plan.k, s.v = plan.v, s.sq = plan.rows / 4, s.page_size = plan.page_size, s.lengths = {64};
+    if (plan.masked) s.mask = MaskData::tree;
     if (DecodeCase(s).launch().verify == plan.verify) continue;
     ++failures;
     std::printf("FAILED %d rows of %s, %s in pages of %d: %s kernel\n", plan.rows, plan.k, plan.v, plan.page_size,

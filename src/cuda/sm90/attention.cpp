@@ -35,8 +35,9 @@ DecodeShape decode_shape(const AttentionProblem& p) {
   const auto taken = [&](const BlockFormat& f) {
     return has_verify_format(f, page_geometry(f, p.head_dim, 1).scale_row_bytes);
   };
-  s.verify = !rare && has_verify_pages(p.page_size) && taken(p.recipe.k) && taken(p.recipe.v);
   s.masked = p.mask != MaskTensor::none || p.alibi || p.softcap > 0.0F;
+  s.verify = !rare && has_verify_pages(p.page_size) && taken(p.recipe.k) && taken(p.recipe.v) &&
+             !(s.masked && p.recipe.p == PMode::e4m3);
   return s;
 }
 

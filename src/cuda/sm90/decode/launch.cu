@@ -106,7 +106,9 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   l.verify = shape.verify && rows >= least_verify_rows(shape.operands) &&
              (shape.masked ? has_masked_verify_kernel(shape.head_dim, shape.operands)
                            : has_verify_kernel(shape.head_dim, shape.operands));
-  l.row_tiles = l.verify ? verify_row_tiles(rows) : choose_row_tiles(shape.head_dim, shape.operands, rows);
+  l.row_tiles = !l.verify      ? choose_row_tiles(shape.head_dim, shape.operands, rows)
+                : shape.masked ? std::min(verify_row_tiles(rows), most_masked_row_tiles(shape.operands))
+                               : verify_row_tiles(rows);
   const std::int64_t block_rows = 8 * l.row_tiles;
   l.row_blocks = static_cast<std::int32_t>((rows + block_rows - 1) / block_rows);
   const std::int64_t lines = static_cast<std::int64_t>(shape.batch) * shape.kv_heads * l.row_blocks;

@@ -61,7 +61,7 @@ struct TokenScales {
       }
     }
   }
-  /// In a masked tile: V's of keys that no row sees become zero, and NaN, which is taken down in bits of Unseen.
+  /// Where rows see different keys: V's of keys that no row sees become zero, and NaN, taken down in bits of Unseen.
   template <class Outside>
   __device__ __forceinline__ std::uint32_t hide(Outside&& outside) {
     std::uint32_t nan = 0;
@@ -142,6 +142,17 @@ struct ValueSteps<Config> {
       ptx::load_matrices_transposed(w[i], (codes ^ half * kHalfBytes) + key * Config::kValueRowBytes);
     }
   }
+  /// Whether there are NaN and infinite codes. A carry tells: all bits of e4m3 are set, or of the exponent of a bf16.
+  __device__ __forceinline__ bool has_broken() const {
+    constexpr bool kEight = Config::kValueInfo.bits == 8;
+    constexpr std::uint32_t kBits = kEight ? 0x7F7F7F7FU : 0x7F807F80U, kOne = kEight ? 0x01010101U : 0x00800080U;
+    std::uint32_t all = 0;
+    if constexpr (Config::kValueInfo.has_nan) {
+#pragma unroll
+      for (int i = 0; i < 4 * kLoads; ++i) all |= (w[i / 4][i % 4] & kBits) + kOne;
+    }
+    return (all & ~kBits & (kEight ? 0x80808080U : 0x80008000U)) != 0;
+  }
   /// NaN and infinite codes count as zero.
   __device__ __forceinline__ void drop_broken() {
     if constexpr (Config::kValueInfo.has_nan) {
@@ -169,26 +180,30 @@ struct ValueSteps<Config> {
 };
 
 /// The scores of a tile, and half of its V expanded. outside: whether a key of the tile is hidden from all rows.
-/// meanwhile: called when K is asked for. Returns which NaN there is in V's scales, see Unseen.
+/// meanwhile: called when K is asked for. nan: which there is in V's scales, see Unseen. Returns whether there may be
+/// NaN or infinite codes of V that not all rows see.
 template <class Config, class Tile, class Outside, class F>
-__device__ __forceinline__ std::uint32_t expand_tile(const DecodeParams& p, std::uint32_t stage, std::uint32_t queries,
-                                                     const Lane<Config>& own, bool masked, Outside&& outside,
-                                                     float (&x)[Config::kScores], Tile& tile, GroupState<Config>& state,
-                                                     F&& meanwhile) {
+__device__ __forceinline__ bool expand_tile(const DecodeParams& p, std::uint32_t stage, std::uint32_t queries,
+                                            const Lane<Config>& own, bool masked, Outside&& outside,
+                                            float (&x)[Config::kScores], Tile& tile, std::uint32_t& nan,
+                                            GroupState<Config>& state, F&& meanwhile) {
   using Scales = TokenScales<Config>;
   KeyWords<Config> keys;
   Scales scales;
   keys.load(stage, own);
   scales.load(p, stage, own);
   meanwhile();
-  std::uint32_t nan = 0;
+  bool broken = masked;
   tile.keep = 1.0F;
   start_scores<Config>(keys, queries, x, [&] {
     tile.low.load(stage + own.values, 0);
-    if (__builtin_expect(masked, 0)) {
-      nan = scales.hide(outside);
-      tile.low.drop_broken();
+    if constexpr (Config::kMasked) {  // a mask tensor may hide keys of any tile
+      ValueSteps<Config> high;
+      high.load(stage + own.values, 1);
+      broken = __any_sync(0xFFFFFFFFU, tile.low.has_broken() || high.has_broken());
     }
+    if (Config::kMasked || __builtin_expect(masked, 0)) nan = scales.hide(outside);
+    if (__builtin_expect(broken, 0)) tile.low.drop_broken();
     if constexpr (Scales::kStored) {
       tile.keep = follow_groups(fmaxf(fabsf(scales.all[0]), fabsf(scales.all[1])), state.bias);
     }
@@ -205,7 +220,7 @@ __device__ __forceinline__ std::uint32_t expand_tile(const DecodeParams& p, std:
 #pragma unroll
     for (int i = 0; i < Config::kScores; ++i) x[i] *= scales.key[i / 2 % 2];
   }
-  return nan;
+  return broken;
 }
 
 /// take_probabilities in the formats' 16-bit type, times V's scales of the thread's keys; or rounded to e4m3 before.
@@ -238,11 +253,11 @@ __device__ __forceinline__ bool take_probabilities(const DecodeParams& p, const 
   return (all & kTwo) != 0;
 }
 
-/// Adds NaN and infinite codes of V of the warp's channels, in a masked tile from key `first` on, to the outputs of the
-/// rows that see their keys.
-template <class Config>
+/// Adds NaN and infinite codes of V of the warp's channels, in a tile from key `first` on, to the outputs of the rows
+/// that see their keys. shows: as of spread_group_nan.
+template <class Config, class Shows>
 __device__ __forceinline__ void spread_group_codes(const DecodeParams& p, const Sequence& s, std::int32_t row0,
-                                                   std::int32_t first, std::uint32_t values,
+                                                   std::int32_t first, std::uint32_t values, Shows&& shows,
                                                    GroupState<Config>& state) {
   constexpr int kRowBytes = Config::kValueRowBytes, kChunks = kRowBytes / 64, kSize = Config::kValueInfo.bits / 8;
   const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -279,6 +294,7 @@ __device__ __forceinline__ void spread_group_codes(const DecodeParams& p, const 
     for (int k = 0; k < 2 * Config::kRowTiles; ++k) {
       const Keys seen = row_keys(p, s, row0 + column_row(k / 2, k % 2));
       if (at < seen.begin || at >= seen.end) continue;
+      if (!shows(column_row(k / 2, k % 2), static_cast<std::int32_t>(key))) continue;
 #pragma unroll
       for (int i = 0; i < 4; ++i) state.out[i / 2][k / 2 * 4 + i % 2 * 2 + k % 2] += value[i];
     }

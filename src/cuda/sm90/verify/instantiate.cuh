@@ -14,7 +14,8 @@ DecodeKernel verify_kernel_of() {
 template <int kHeadDim, Operand kKey, Operand kValue, int kRowTiles>
 DecodeKernel verify_kernel_of(std::int32_t teams, VerifyCase kind) {
   constexpr int kGroups = verify_groups(kRowTiles, kValue);
-  if constexpr (has_masked_verify_kernel(kHeadDim, {kKey, kValue})) {
+  if constexpr (has_masked_verify_kernel(kHeadDim, {kKey, kValue}) &&
+                kRowTiles <= most_masked_row_tiles({kKey, kValue})) {
     if (kind == VerifyCase::masked) {
       return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 1, VerifyCase::masked>>();
     }

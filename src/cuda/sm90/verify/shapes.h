@@ -40,7 +40,12 @@ constexpr bool has_verify_format(const BlockFormat& f, std::int64_t scale_bytes)
 /// Whether there is one with mask tensors, softcap and ALiBi.
 constexpr bool has_masked_verify_kernel(std::int64_t head_dim, OperandPair operands) {
   return has_verify_kernel(head_dim, operands) && operands.key == operands.value &&
-         (operands.key == Operand::mxfp4 || operands.key == Operand::nvfp4);
+         (operands.key == Operand::mxfp4 || operands.key == Operand::nvfp4 || operands.key == Operand::e4m3 ||
+          operands.key == Operand::bf16);
+}
+/// Most row tiles of it: with the mask of 64 rows there is no memory for two stages of 16 bits.
+constexpr std::int32_t most_masked_row_tiles(OperandPair operands) {
+  return operand_info(operands.value).bits == 16 ? 4 : 8;
 }
 
 /// Row tiles of 8 of a block for `rows` query rows of one KV head; up to 8 rows are for the decode kernel.

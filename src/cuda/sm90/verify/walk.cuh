@@ -85,15 +85,17 @@ class GroupWalk {
           const std::int32_t first = first_ + i * kStep, row0 = work.piece.row_block * Config::kRows;
           mask_group_scores<Config>(*p_, work.sequence, row0, first + warp * 16, end_, x);
           const std::uint32_t nan = tile.rare & kNan;
+          const auto shows = [&](int row, std::int32_t key) {
+            // What the mask says of keys past the piece was not copied: they are another piece's.
+            return !Config::kMasked || (first + key < end_ && mask_.shows(work, stage, row, key));
+          };
           if (__any_sync(0xFFFFFFFFU, nan != 0)) {
-            const auto shows = [&](int row, std::int32_t key) {
-              // What the mask says of keys past the piece was not copied: they are another piece's.
-              return !Config::kMasked || (first + key < end_ && mask_.shows(work, stage, row, key));
-            };
             spread_group_nan<Config>(*p_, work.sequence, row0, first, nan, shows, state);
           }
           if constexpr (kBytes<Config> && Config::kValueInfo.has_nan) {
-            spread_group_codes<Config>(*p_, work.sequence, row0, first, stage + Config::kValuesAt, state);
+            if ((tile.rare & kBroken) != 0) {
+              spread_group_codes<Config>(*p_, work.sequence, row0, first, stage + Config::kValuesAt, shows, state);
+            }
           }
         }
       }
@@ -102,7 +104,7 @@ class GroupWalk {
       ValueSteps<Config> high;
       high.load(stage + own.values, 1);
       if constexpr (kBytes<Config>) {
-        if (__builtin_expect((tile.rare & kMasked) != 0, 0)) high.drop_broken();
+        if (__builtin_expect((tile.rare & kBroken) != 0, 0)) high.drop_broken();
       }
       high.expand(tile.value_scales, 1);
 
@@ -161,7 +163,7 @@ class GroupWalk {
 
  private:
   static constexpr std::int32_t kStep = Config::kGroups * kVerifyKeys;
-  static constexpr std::uint32_t kNan = 0xFU, kMasked = 0x10U, kScaled = 0x20U, kMaskActs = 0x40U;
+  static constexpr std::uint32_t kNan = 0xFU, kMasked = 0x10U, kScaled = 0x20U, kMaskActs = 0x40U, kBroken = 0x80U;
 
   /// The same in every lane, for what MMAs take from uniform registers.
   template <class T>
@@ -190,8 +192,15 @@ class GroupWalk {
     const auto outside = [&](std::int32_t key) {
       return first_ + i * kStep + key < work.sequence.begin || first_ + i * kStep + key >= end_;
     };
-    const std::uint32_t nan = expand_tile<Config>(*p_, stage, queries, own, masked, outside, x, tile, state, meanwhile);
-    tile.rare = (tile.keep != 1.0F ? kScaled : 0U) | (masked ? kMasked | nan : 0U);
+    std::uint32_t mask_acts = 0, nan = 0;
+    const bool broken = expand_tile<Config>(*p_, stage, queries, own, masked, outside, x, tile, nan, state, [&] {
+      meanwhile();
+      if constexpr (Config::kMasked) {
+        mask_acts = __any_sync(0xFFFFFFFFU, mask_.acts(mask_.load_ahead(stage), stage)) ? kMaskActs : 0U;
+      }
+    });
+    const bool hides = masked || broken || (Config::kMasked && __any_sync(0xFFFFFFFFU, nan != 0));
+    tile.rare = (tile.keep != 1.0F ? kScaled : 0U) | (hides ? kMasked | nan : 0U) | (broken ? kBroken : 0U) | mask_acts;
   }
   __device__ __forceinline__ void expand(const Exchange<Config>& exchange, const Work& work, std::int32_t i,
                                          std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
