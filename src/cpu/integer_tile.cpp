@@ -58,8 +58,19 @@ bool choose(const BlockFormat& format, std::int64_t channels, Integers type, Int
   return integer_form(w, channels, type, operand.form);
 }
 
-/// Integers and factors of keys [first + c.begin, first + c.end). Bits of the result: keys with a code that is a NaN.
-std::uint64_t gather(const Task& task, std::int64_t first, KeyRange c, bool is_k, const IntegerOperand& to, void* out) {
+/// Blocks of 16 channels become one where factors of 4 bits leave elements exact.
+void fold(const BlockFormat& format, IntegerOperand& v) {
+  v.fold = v.block == kLeastBlock && format.scale == ScaleType::e4m3 ? v.block : 0;
+  if (v.fold == 0) return;
+  v.block = v.channels;
+  v.limit = fold_limit(v.form.most);
+  v.form.most *= v.limit;
+}
+
+/// Integers and factors [kKeyTile, blocks] of keys [first + c.begin, first + c.end). Bits of the result: keys with a
+/// code that is a NaN.
+std::uint64_t gather(const Task& task, std::int64_t first, KeyRange c, bool is_k, std::int64_t blocks,
+                     const IntegerOperand& to, void* out) {
   const CacheView& cache = task.tensors->cache;
   const OperandPages& pages = is_k ? cache.k : cache.v;
   const std::int64_t row_bytes = shape_of(to, kPanel).bytes() * to.channels;
@@ -71,7 +82,7 @@ std::uint64_t gather(const Task& task, std::int64_t first, KeyRange c, bool is_k
                               to.channels, static_cast<std::byte*>(out) + run.column * row_bytes)
               << run.column;
     formats::read_factors(is_k ? cache.k_format : cache.v_format, to.channels, run.slot, run.count, page,
-                          pages.global_scale(task.kv_head), to.factors + run.column * to.blocks(), minima);
+                          pages.global_scale(task.kv_head), to.factors + run.column * blocks, minima);
   });
   return broken;
 }
@@ -116,6 +127,7 @@ void choose_integers(const Task& task, IntegerTile& tile) {
   }
   const bool affine_v = cache.sequences != nullptr && cache.sequences[task.sequence].v_alpha != nullptr;
   v.taken = choose(cache.v_format, cache.head_dim_v, Integers::signed_words, v) && takes_weights(r, v) && !affine_v;
+  if (v.taken) fold(cache.v_format, v);
 }
 
 void pack_panel(const AttentionProblem& problem, std::int64_t panel, std::int64_t count, std::int64_t width,
@@ -126,7 +138,7 @@ void pack_panel(const AttentionProblem& problem, std::int64_t panel, std::int64_
 }
 
 void gather_k(const Task& task, std::int64_t first, KeyRange c, IntegerTile& tile) {
-  static_cast<void>(gather(task, first, c, true, tile.k, tile.k.integers));
+  static_cast<void>(gather(task, first, c, true, tile.k.blocks(), tile.k, tile.k.integers));
   // A sum times Inf might be one; floats, element by element, give a NaN.
   const std::int64_t blocks = tile.k.blocks();
   for (std::int64_t i = c.begin * blocks; i < c.end * blocks; ++i) {
@@ -136,24 +148,26 @@ void gather_k(const Task& task, std::int64_t first, KeyRange c, IntegerTile& til
 }
 
 void gather_v(const Task& task, std::int64_t first, KeyRange c, IntegerTile& tile) {
-  const std::int64_t d = tile.v.channels, blocks = tile.v.blocks();
+  const std::int64_t d = tile.v.channels, blocks = tile.v.fold == 0 ? tile.v.blocks() : d / tile.v.fold;
   const IntegerKeys keys{c.begin, c.end};
   // The other key of a pair.
   std::fill(tile.v_rows + 2 * keys.first_pair() * d, tile.v_rows + c.begin * d, std::int16_t{0});
   std::fill(tile.v_rows + c.end * d, tile.v_rows + 2 * keys.last_pair() * d, std::int16_t{0});
-  tile.broken = gather(task, first, c, false, tile.v, tile.v_rows);
-  pair_keys(keys, d, tile.v_rows, reinterpret_cast<std::int16_t*>(tile.v.integers));
+  tile.broken = gather(task, first, c, false, blocks, tile.v, tile.v_rows);
   for (std::int64_t j = c.begin; j < c.end; ++j) {
     float* const factors = tile.v.factors + j * blocks;
     bool broken = (tile.broken >> j & 1) != 0;
+    const float least = tile.v.fold == 0 ? 0.0F : *std::max_element(factors, factors + blocks) * kLeastFolded;
     for (std::int64_t b = 0; b < blocks; ++b) {
       if (factors[b] == 0.0F) factors[b] = 0.0F;  // not -0: weights are compared as bits
-      broken |= factors[b] != 0.0F && !(factors[b] >= kLeastFactor && factors[b] <= kMostFactor);
+      broken |= factors[b] != 0.0F && !(factors[b] >= std::max(least, kLeastFactor) && factors[b] <= kMostFactor);
     }
     if (!broken) continue;
     tile.broken |= std::uint64_t{1} << j;
     std::fill_n(factors, blocks, 0.0F);
   }
+  if (tile.v.fold != 0) fold_blocks(keys, d, tile.v.fold, tile.v.limit, tile.v_rows, tile.v.factors);
+  pair_keys(keys, d, tile.v_rows, reinterpret_cast<std::int16_t*>(tile.v.integers));
 }
 
 void score_panel(const AttentionProblem& problem, std::int64_t panel, std::int64_t width, KeyRange c,

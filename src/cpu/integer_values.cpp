@@ -34,17 +34,33 @@ void Pair(const IntegerKeys& keys, std::int64_t channels, const std::int16_t* wo
   }
 }
 
+MPFA_BYTES_ATTR void Fold(const IntegerKeys& keys, std::int64_t channels, std::int64_t block, float limit,
+                          std::int16_t* words, float* factors) {
+  const std::int64_t blocks = channels / block;
+  for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+    const float* from = factors + j * blocks;
+    const float top = *std::max_element(from, from + blocks);
+    const float unit = top == 0.0F ? 0.0F : limit / std::exp2(static_cast<float>(std::ilogb(top) + 1));
+    for (std::int64_t c = 0; c < channels; c += kLanes) {
+      auto* at = reinterpret_cast<__m256i*>(words + j * channels + c);
+      const __m512 x = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256(at)));
+      const __m512 folded = _mm512_mul_ps(x, _mm512_set1_ps(from[c / block] * unit));
+      _mm256_storeu_si256(at, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(folded)));
+    }
+    factors[j] = top == 0.0F ? 0.0F : 1.0F / unit;  // those of later keys are further on
+  }
+}
+
 /// What makes 15 bits of weights, and what these are worth. `top` is the largest weight as bits, whose NaNs are above
-/// all numbers; `sum` is that of all weights where elements have so many bits that it matters, or 0.
+/// all numbers; `share` is the part of the sum of all weights that has to fit as well.
 struct Unit {
   __m512 unit, worth;
 };
-MPFA_BYTES_ATTR HWY_INLINE Unit unit_of(__m512i top, __m512 sum, float multiplier) {
+MPFA_BYTES_ATTR HWY_INLINE Unit unit_of(__m512i top, __m512 share, float multiplier) {
   const __mmask16 broken = _mm512_cmpge_epu32_mask(top, _mm512_set1_epi32(0x7F800000));
-  // With elements of 16 bits, half of the sum has to fit as well. Below 2^-111 the unit would be no normal float.
-  const __m512i half = _mm512_castps_si512(_mm512_mul_ps(sum, _mm512_set1_ps(0.5F)));
-  // A weight just below a power of two must not be rounded up to it.
-  __m512i bits = _mm512_add_epi32(_mm512_max_epu32(top, half), _mm512_set1_epi32(0x100));
+  // A weight just below a power of two must not be rounded up to it. Below 2^-111 the unit would be no normal float.
+  __m512i bits = _mm512_max_epu32(top, _mm512_castps_si512(share));
+  bits = _mm512_add_epi32(bits, _mm512_set1_epi32(0x100));
   bits = _mm512_max_epu32(bits, _mm512_set1_epi32(16 << 23));
   const __m512i above = _mm512_sub_epi32(_mm512_srli_epi32(bits, 23), _mm512_set1_epi32(14));
   const __m512i unit = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(254), above), 23);
@@ -57,7 +73,7 @@ MPFA_BYTES_ATTR HWY_INLINE Unit unit_of(__m512i top, __m512 sum, float multiplie
 /// Units of kBlocks blocks of V for a vector of rows.
 template <bool kSum, int kBlocks>
 MPFA_BYTES_ATTR void find_units(const IntegerKeys& keys, std::int64_t width, const float* p, const float* factors,
-                                std::int64_t stride, float multiplier, float* units) {
+                                std::int64_t stride, float multiplier, float share, float* units) {
   __m512i top[kBlocks];
   __m512 sum[kBlocks];
   for (int b = 0; b < kBlocks; ++b) top[b] = _mm512_setzero_si512(), sum[b] = _mm512_setzero_ps();
@@ -70,7 +86,7 @@ MPFA_BYTES_ATTR void find_units(const IntegerKeys& keys, std::int64_t width, con
     }
   }
   for (int b = 0; b < kBlocks; ++b) {
-    const Unit u = unit_of(top[b], sum[b], multiplier);
+    const Unit u = unit_of(top[b], _mm512_mul_ps(sum[b], _mm512_set1_ps(share)), multiplier);
     _mm512_storeu_ps(units + 2 * b * width, u.unit);
     _mm512_storeu_ps(units + (2 * b + 1) * width, u.worth);
   }
@@ -78,11 +94,11 @@ MPFA_BYTES_ATTR void find_units(const IntegerKeys& keys, std::int64_t width, con
 
 template <bool kSum>
 void find_all_units(const IntegerKeys& keys, std::int64_t width, const float* p, const float* factors,
-                    std::int64_t blocks, float multiplier, float* units) {
+                    std::int64_t blocks, float multiplier, float share, float* units) {
   for (std::int64_t r = 0; r < width; r += kLanes) {
     std::int64_t b = 0;
     const auto from = [&](auto function) {
-      function(keys, width, p + r, factors + b, blocks, multiplier, units + 2 * b * width + r);
+      function(keys, width, p + r, factors + b, blocks, multiplier, share, units + 2 * b * width + r);
     };
     for (; b + 4 <= blocks; b += 4) from(find_units<kSum, 4>);
     for (; b < blocks; ++b) from(find_units<kSum, 1>);
@@ -91,10 +107,11 @@ void find_all_units(const IntegerKeys& keys, std::int64_t width, const float* p,
 
 void Units(const IntegerKeys& keys, std::int64_t width, const float* p, const float* factors, std::int64_t blocks,
            const IntegerForm& form, float* units) {
-  // Sums of a tile's products have 31 bits.
-  const bool bounded = form.most * 0x1p15F * kKeyTile < 0x1p31F;
+  // Sums of a tile's products have 31 bits. Weights of 15 bits leave 10 for elements; with more, their sum is bounded.
+  const bool bounded = form.most < 1024.0F;
+  const float share = std::exp2(std::ceil(std::log2(form.most * 0x1.02p-16F)));
   const auto find = bounded ? find_all_units<false> : find_all_units<true>;
-  find(keys, width, p, factors, blocks, form.multiplier, units);
+  find(keys, width, p, factors, blocks, form.multiplier, share, units);
 }
 
 MPFA_BYTES_ATTR void Weights(const IntegerKeys& keys, std::int64_t width, const float* p, const float* factors,
@@ -159,6 +176,7 @@ void Values(const IntegerKeys& keys, std::int64_t channels, std::int64_t width, 
 }
 #else
 void Pair(const IntegerKeys&, std::int64_t, const std::int16_t*, std::int16_t*) {}
+void Fold(const IntegerKeys&, std::int64_t, std::int64_t, float, std::int16_t*, float*) {}
 void Units(const IntegerKeys&, std::int64_t, const float*, const float*, std::int64_t, const IntegerForm&, float*) {}
 void Weights(const IntegerKeys&, std::int64_t, const float*, const float*, std::int64_t, const float*, std::uint32_t*) {
 }
@@ -173,12 +191,17 @@ HWY_AFTER_NAMESPACE();
 namespace mpfa::cpu {
 
 HWY_EXPORT(Pair);
+HWY_EXPORT(Fold);
 HWY_EXPORT(Units);
 HWY_EXPORT(Weights);
 HWY_EXPORT(Values);
 
 void pair_keys(const IntegerKeys& keys, std::int64_t channels, const std::int16_t* words, std::int16_t* out) {
   HWY_DYNAMIC_DISPATCH(Pair)(keys, channels, words, out);
+}
+void fold_blocks(const IntegerKeys& keys, std::int64_t channels, std::int64_t block, float limit, std::int16_t* words,
+                 float* factors) {
+  HWY_DYNAMIC_DISPATCH(Fold)(keys, channels, block, limit, words, factors);
 }
 void integer_units(const IntegerKeys& keys, std::int64_t width, const float* p, const float* factors,
                    std::int64_t blocks, const IntegerForm& form, float* units) {

@@ -149,7 +149,7 @@ void run_tiles(const Plan& plan, const Task& task, Scratch& scratch) {
   const AttentionProblem& p = plan.problem;
   const std::int64_t rows = task.columns ? padded(task.count) : task.count;
   reset(p, rows, scratch.packed);
-  reset(p, rows, scratch.wide);
+  if (task.q_wide != nullptr) reset(p, rows, scratch.wide);
   KeyRange all{std::numeric_limits<std::int64_t>::max(), 0};
   for (std::int64_t r = 0; r < task.count; ++r) {
     const KeyRange& k = task.rows[r].keys;
@@ -176,7 +176,7 @@ void run_tiles(const Plan& plan, const Task& task, Scratch& scratch) {
   } else if (scratch.words_v) {
     restore_channels(task, scratch);
   }
-  merge_into(task.count, padded(p.head_dim_v), scratch.packed, scratch.wide);
+  if (task.q_wide != nullptr) merge_into(task.count, padded(p.head_dim_v), scratch.packed, scratch.wide);
 }
 
 OnlineState partial_state(const AttentionProblem& p, float* partials, std::int64_t index) {

@@ -52,38 +52,38 @@ HWY_INLINE void block(const Operands& x, std::int64_t row, std::int64_t lane) {
   }
 }
 
-template <int kVectors>
+template <bool kSelected, int kVectors>
 HWY_INLINE void strip(std::int64_t n, const Operands& x, std::int64_t lane) {
   constexpr int kRows = HWY_TARGET <= HWY_AVX3 ? 8 : 6;  // 32 vector registers hold an 8 x 2 block, 16 a 6 x 2 block
   std::int64_t i = 0;
-  for (; i + kRows <= n; i += kRows) block<false, kRows, kVectors>(x, i, lane);
+  for (; i + kRows <= n; i += kRows) block<kSelected, kRows, kVectors>(x, i, lane);
   if (n - i >= 4) {
-    block<false, 4, kVectors>(x, i, lane);
+    block<kSelected, 4, kVectors>(x, i, lane);
     i += 4;
   }
   if (n - i >= 2) {
-    block<false, 2, kVectors>(x, i, lane);
+    block<kSelected, 2, kVectors>(x, i, lane);
     i += 2;
   }
-  if (i < n) block<false, 1, kVectors>(x, i, lane);
+  if (i < n) block<kSelected, 1, kVectors>(x, i, lane);
+}
+
+template <bool kSelected>
+HWY_INLINE void strips(std::int64_t n, const Operands& x) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(D()));
+  std::int64_t lane = 0;
+  for (; lane + 2 * lanes <= x.width; lane += 2 * lanes) strip<kSelected, 2>(n, x, lane);
+  for (; lane < x.width; lane += lanes) strip<kSelected, 1>(n, x, lane);
 }
 
 void Product(std::int64_t n, std::int64_t k, std::int64_t width, const float* a, std::int64_t row_stride,
              std::int64_t k_stride, const float* b, const float* keep, float* c) {
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(D()));
-  const Operands x{k, width, a, row_stride, k_stride, b, keep, c};
-  std::int64_t lane = 0;
-  for (; lane + 2 * lanes <= width; lane += 2 * lanes) strip<2>(n, x, lane);
-  for (; lane < width; lane += lanes) strip<1>(n, x, lane);
+  strips<false>(n, {k, width, a, row_stride, k_stride, b, keep, c});
 }
 
 void ProductSelected(std::int64_t n, std::int64_t k, std::int64_t width, const float* a, std::int64_t row_stride,
                      std::int64_t k_stride, const float* b, const float* keep, float* c) {
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(D()));
-  const Operands x{k, width, a, row_stride, k_stride, b, keep, c};
-  for (std::int64_t i = 0; i < n; ++i) {
-    for (std::int64_t lane = 0; lane < width; lane += lanes) block<true, 1, 1>(x, i, lane);
-  }
+  strips<true>(n, {k, width, a, row_stride, k_stride, b, keep, c});
 }
 
 bool Finite(const float* x, std::int64_t n) {

@@ -22,6 +22,7 @@ namespace mpfa::cpu {
 namespace {
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
+constexpr std::int64_t kScoreRows = std::max(kFewRows, 2 * kPanel);  // scores of a panel, and of one by floats
 
 /// x[j] += dS of the keys in `c`, for the row's query head.
 void add_rank_one(const Task& task, const Row& row, std::int64_t first, KeyRange c, float* x) {
@@ -179,7 +180,7 @@ std::int64_t block_floats(const AttentionProblem& problem) {
 
 std::int64_t scratch_floats(const AttentionProblem& problem) {
   const std::int64_t dv = padded(problem.head_dim_v);
-  return k_floats(problem) + kKeyTile * dv + kRowBlock * kKeyTile + 2 * kRowBlock * (dv + 2) + kFewRows * dv +
+  return k_floats(problem) + kKeyTile * dv + kScoreRows * kKeyTile + 2 * kRowBlock * (dv + 2) + kFewRows * dv +
          padded(packed_floats(kFewRows, problem.head_dim)) + weight_floats(problem) + kKeyTile +
          padded(factor_floats(problem)) + column_floats(problem) + block_floats(problem) + integer_tile_floats(problem);
 }
@@ -190,7 +191,7 @@ Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
   s.k = memory;
   s.v = s.k + k_floats(problem);
   s.s = s.v + kKeyTile * dv;
-  s.packed.o = s.s + kRowBlock * kKeyTile;
+  s.packed.o = s.s + kScoreRows * kKeyTile;
   s.wide.o = s.packed.o + kRowBlock * dv;
   s.packed.m = s.wide.o + kRowBlock * dv;
   s.packed.l = s.packed.m + kRowBlock;

@@ -15,7 +15,7 @@
 
 namespace mpfa::cpu {
 
-inline constexpr std::int64_t kRowBlock = 256;  // most query rows of a task
+inline constexpr std::int64_t kRowBlock = 512;  // most query rows of a task
 /// Most rows for which expanding codes again per block of rows beats a tile of floats that all rows share.
 inline constexpr std::int64_t kFewRows = 8;
 // Row stride of the transposed K tile: not a power of two, so that its columns do not share cache sets.
@@ -43,6 +43,8 @@ struct IntegerOperand {
   bool taken = false;
   IntegerForm form;
   std::int64_t channels = 0, block = 0;
+  std::int64_t fold = 0;          // where fold_blocks() makes one block of several: channels of these
+  float limit = 0.0F;             // of fold_blocks()
   std::byte* integers = nullptr;  // of K [kKeyTile, channels], of V [kKeyPairs, channels, 2 keys]
   float* factors = nullptr;       // [kKeyTile, blocks]
   [[nodiscard]] std::int64_t blocks() const { return channels / block; }
@@ -53,7 +55,7 @@ struct IntegerTile {
   std::int32_t* queries = nullptr;            // packed panels of the task
   std::uint32_t special[kRowBlock / kPanel];  // rows of a panel that have no integers
   bool any_special = false;
-  std::uint64_t broken = 0;        // keys whose V no weight can take
+  std::uint64_t broken = 0;        // keys whose V is left to floats
   std::int16_t* v_rows = nullptr;  // [kKeyTile, channels], before keys are put in pairs
   std::uint32_t* weights = nullptr;
   float* units = nullptr;  // of weights [blocks, 2, kPanel]
@@ -63,7 +65,7 @@ struct IntegerTile {
 struct Scratch {
   float* k = nullptr;  // [head_dim, kKeyStride], or [kKeyTile, head_dim and rank-one terms] of many_rows.hpp
   float* v = nullptr;  // [kKeyTile, padded(head_dim_v)]
-  float* s = nullptr;  // [kRowBlock, kKeyTile] scores, then probabilities; [kKeyTile, kPanel] in many_rows.hpp
+  float* s = nullptr;  // [kFewRows, kKeyTile] scores, then probabilities; [2, kKeyTile, kPanel] in many_rows.hpp
   OnlineState packed, wide;
   // Of few_rows.hpp: memory of packed_q, the next packed.o, weights of value_ops.hpp, factors and minima of a
   // tile's keys.

@@ -147,6 +147,39 @@ TEST(IntegerValues, ARowDependsOnItsOwnWeightsAlone) {
   });
 }
 
+TEST(IntegerValues, FoldedBlocksStayExactWithinSixBinades) {
+  on_every_target([] {
+    if (!Problem("nvfp4", {0, kKeyTile}, kPanel).taken) return;
+    constexpr std::int64_t kBlock = 16, kBlocks = kChannels / kBlock;
+    const float limit = fold_limit(12.0F);
+    std::vector<std::int16_t> words(kKeyTile * kChannels);
+    std::vector<float> factors(kKeyTile * kBlocks);
+    std::mt19937 rng(1);
+    for (std::int16_t& x : words) x = static_cast<std::int16_t>(static_cast<int>(rng() % 25) - 12);
+    for (std::size_t i = 0; i < factors.size();
+         ++i) {  // e4m3, from 1 / 16 to 1.875 times a power of the key; or far less
+      const float size = i % kBlocks == 1 ? 0x1p-20F : std::exp2(-static_cast<float>(rng() % 6));
+      const float of_key = std::exp2(static_cast<float>(i / kBlocks) - 30);
+      factors[i] = i / kBlocks == 9 ? 0.0F : static_cast<float>(8 + rng() % 8) / 8 * size * of_key;
+    }
+    const auto before = words;
+    const auto factors_before = factors;
+    fold_blocks({3, 60}, kChannels, kBlock, limit, words.data(), factors.data());
+    for (std::int64_t j = 3; j < 60; ++j) {
+      for (std::int64_t c = 0; c < kChannels; ++c) {
+        const float want = before[j * kChannels + c] * factors_before[j * kBlocks + c / kBlock];
+        const float got = words[j * kChannels + c] * factors[j];
+        if (c / kBlock == 1) {
+          ASSERT_NEAR(got, want, factors[j] / 2);
+        } else {
+          ASSERT_EQ(got, want) << "key " << j << " channel " << c;
+        }
+        ASSERT_LE(std::abs(words[j * kChannels + c]), 12.0F * limit);
+      }
+    }
+  });
+}
+
 TEST(IntegerValues, NanCodesAreReported) {
   on_every_target([] {
     Problem x("fp8_e4m3", {0, kKeyTile}, kPanel);
