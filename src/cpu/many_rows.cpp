@@ -158,11 +158,13 @@ void score_bytes(const AttentionProblem& p, const Panel& panel, KeyRange c, Scra
   }
 }
 
-/// O += P V of the keys that add_panel_values() left out, for rows that give them weight.
-void add_broken_keys(const AttentionProblem& p, const Panel& panel, const float* x, const Scratch& s, float* o) {
+/// O += P V of the keys of c that add_panel_values() left out, for rows that give them weight.
+void add_broken_keys(const AttentionProblem& p, const Panel& panel, KeyRange c, const float* x, const Scratch& s,
+                     float* o) {
   const std::int64_t dv = padded(p.head_dim_v);
   for (std::uint64_t rest = s.integers.broken; rest != 0; rest &= rest - 1) {
     const std::int64_t j = std::countr_zero(rest);
+    if (j < c.begin || j >= c.end) continue;
     panel_product_selected(p.head_dim_v, 1, panel.width, s.v + j * dv, 1, dv, x + j * panel.width, kOnes.data(), o);
   }
 }
@@ -205,7 +207,7 @@ void add_panel(const Task& task, const Panel& panel, const Sight& sight, std::in
   float* o = state.o + panel.row0 * dv;
   if (pages && s.integers.v.taken) {
     add_panel_values(panel.width, sight.hull, x, keep, s.integers, o);
-    add_broken_keys(p, panel, x, s, o);
+    add_broken_keys(p, panel, sight.hull, x, s, o);
   } else {
     // A tile with NaN or Inf in V gives a row only the keys that weigh something.
     const auto accumulate = v_finite ? panel_product : panel_product_selected;

@@ -156,8 +156,7 @@ TEST(IntegerValues, FoldedBlocksStayExactWithinSixBinades) {
     std::vector<float> factors(kKeyTile * kBlocks);
     std::mt19937 rng(1);
     for (std::int16_t& x : words) x = static_cast<std::int16_t>(static_cast<int>(rng() % 25) - 12);
-    for (std::size_t i = 0; i < factors.size();
-         ++i) {  // e4m3, from 1 / 16 to 1.875 times a power of the key; or far less
+    for (std::size_t i = 0; i < factors.size(); ++i) {
       const float size = i % kBlocks == 1 ? 0x1p-20F : std::exp2(-static_cast<float>(rng() % 6));
       const float of_key = std::exp2(static_cast<float>(i / kBlocks) - 30);
       factors[i] = i / kBlocks == 9 ? 0.0F : static_cast<float>(8 + rng() % 8) / 8 * size * of_key;
