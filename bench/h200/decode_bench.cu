@@ -67,8 +67,9 @@ int main(int argc, char** argv) {
                                 {64, 32768}}) {
       row(format, b, kv, 32, 1);
     }
-    for (const int sq : {1, 2, 4, 8}) row(format, 32, 16384, 32, sq);
-    for (const int sq : {1, 2, 4, 8}) row(format, 32, 16384, 64, sq);
+    for (const int q_heads : {32, 64, 128}) {
+      for (const int sq : {1, 2, 4, 8}) row(format, 32, 16384, q_heads, sq);
+    }
     // 128 and 256 rows of a KV head, and trees of 16, 32 and 64 rows.
     for (const int q_heads : {64, 128}) row(format, 8, 16384, q_heads, 16);
     for (const int sq : {4, 8, 16}) {
