@@ -103,12 +103,12 @@ void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& 
 DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors) {
   DecodeLaunch l;
   const std::int64_t rows = static_cast<std::int64_t>(shape.group) * shape.max_q;
-  l.verify = shape.verify && rows >= least_verify_rows(shape.operands) &&
+  l.verify = shape.verify && rows > 8 &&
              (shape.masked ? has_masked_verify_kernel(shape.head_dim, shape.operands)
                            : has_verify_kernel(shape.head_dim, shape.operands));
   l.row_tiles = !l.verify      ? choose_row_tiles(shape.head_dim, shape.operands, rows)
-                : shape.masked ? std::min(verify_row_tiles(rows), most_masked_row_tiles(shape.operands))
-                               : verify_row_tiles(rows);
+                : shape.masked ? std::min(verify_row_tiles(rows, shape.operands), most_masked_row_tiles(shape.operands))
+                               : verify_row_tiles(rows, shape.operands);
   const std::int64_t block_rows = 8 * l.row_tiles;
   l.row_blocks = static_cast<std::int32_t>((rows + block_rows - 1) / block_rows);
   const std::int64_t lines = static_cast<std::int64_t>(shape.batch) * shape.kv_heads * l.row_blocks;

@@ -14,6 +14,11 @@ namespace mpfa::sm90 {
 template <class Config>
 inline constexpr bool kBytes = Config::kValueInfo.bits > 4;
 
+/// Whether factors and maxima of rows are read before the scores are waited for. There are no registers for it beside
+/// masks.
+template <class Config>
+inline constexpr bool kTopsAhead = kBytes<Config> && !Config::kMasked;
+
 template <class Config>
 requires kBytes<Config>
 struct Lane<Config> {
@@ -184,9 +189,9 @@ struct ValueSteps<Config> {
 /// NaN or infinite codes of V that not all rows see.
 template <class Config, class Tile, class Outside, class F>
 __device__ __forceinline__ bool expand_tile(const DecodeParams& p, std::uint32_t stage, std::uint32_t queries,
-                                            const Lane<Config>& own, bool masked, Outside&& outside,
-                                            float (&x)[Config::kScores], Tile& tile, std::uint32_t& nan,
-                                            GroupState<Config>& state, F&& meanwhile) {
+                                            const Lane<Config>& own, const RowTops<Config>& tops, bool masked,
+                                            Outside&& outside, float (&x)[Config::kScores], Tile& tile,
+                                            std::uint32_t& nan, GroupState<Config>& state, F&& meanwhile) {
   using Scales = TokenScales<Config>;
   KeyWords<Config> keys;
   Scales scales;
@@ -211,6 +216,7 @@ __device__ __forceinline__ bool expand_tile(const DecodeParams& p, std::uint32_t
   if constexpr (Config::kRowTiles < 8) ptx::wait_mma<2>();
   tile.low.expand(tile.value_scales, 0);
   if constexpr (Config::kRowTiles < 8) tile.low.finish();
+  if constexpr (kTopsAhead<Config>) tops.load(tile.top);
   ptx::wait_mma<0>();
   ptx::pin(x);
   if constexpr (Scales::kStored) {
@@ -251,54 +257,6 @@ __device__ __forceinline__ bool take_probabilities(const DecodeParams& p, const 
     }
   }
   return (all & kTwo) != 0;
-}
-
-/// Adds NaN and infinite codes of V of the warp's channels, in a tile from key `first` on, to the outputs of the rows
-/// that see their keys. shows: as of spread_group_nan.
-template <class Config, class Shows>
-__device__ __forceinline__ void spread_group_codes(const DecodeParams& p, const Sequence& s, std::int32_t row0,
-                                                   std::int32_t first, std::uint32_t values, Shows&& shows,
-                                                   GroupState<Config>& state) {
-  constexpr int kRowBytes = Config::kValueRowBytes, kChunks = kRowBytes / 64, kSize = Config::kValueInfo.bits / 8;
-  const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  std::uint32_t broken[2] = {0, 0};  // of keys lane and lane + 32
-#pragma unroll
-  for (int i = 0; i < 2 * kChunks; ++i) {
-    const std::uint32_t key = lane + i / kChunks * 32;
-    const uint4 w = ptx::load_shared_words(values + code_offset<kRowBytes>(key, warp * kChunks + i % kChunks));
-    broken[i / kChunks] |= broken_codes<Config::kValue>(w.x) | broken_codes<Config::kValue>(w.y) |
-                           broken_codes<Config::kValue>(w.z) | broken_codes<Config::kValue>(w.w);
-  }
-  const std::uint32_t low = __ballot_sync(0xFFFFFFFFU, broken[0] != 0);
-  const std::uint32_t high = __ballot_sync(0xFFFFFFFFU, broken[1] != 0);
-  if ((low | high) == 0) return;
-#pragma unroll 1
-  for (std::uint32_t key = 0; key < kVerifyKeys; ++key) {
-    if (((key < 32 ? low : high) >> key % 32 & 1U) == 0) continue;
-    float value[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const auto at =
-          static_cast<std::uint32_t>(value_channel<Config::kValue>(static_cast<int>(warp * 8 + lane / 4), i) * kSize);
-      std::uint32_t w[1];
-      load_words(w, values + code_offset<kRowBytes>(key, at / 16) + at % 16 / 4 * 4);
-      w[0] >>= at % 4 * 8;
-      value[i] = __uint_as_float(w[0] << 16);
-      if constexpr (Config::kValue == Operand::e4m3) {
-        value[i] = (w[0] & 0x7FU) == 0x7FU ? __int_as_float(0x7FC00000) : 0.0F;
-      }
-      if (isfinite(value[i])) value[i] = 0.0F;
-    }
-    const std::int32_t at = first + static_cast<std::int32_t>(key);
-#pragma unroll
-    for (int k = 0; k < 2 * Config::kRowTiles; ++k) {
-      const Keys seen = row_keys(p, s, row0 + column_row(k / 2, k % 2));
-      if (at < seen.begin || at >= seen.end) continue;
-      if (!shows(column_row(k / 2, k % 2), static_cast<std::int32_t>(key))) continue;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) state.out[i / 2][k / 2 * 4 + i % 2 * 2 + k % 2] += value[i];
-    }
-  }
 }
 
 }  // namespace mpfa::sm90

@@ -37,7 +37,7 @@ DecodeKernel verify_kernel_of(std::int32_t teams, VerifyCase kind) {
 
 template <int kHeadDim, Operand kKey, Operand kValue>
 DecodeKernel verify_kernel(std::int32_t row_tiles, std::int32_t teams, VerifyCase kind) {
-  if constexpr (least_verify_rows({kKey, kValue}) <= 16) {
+  if constexpr (verify_row_tiles(16, {kKey, kValue}) == 2) {
     if (row_tiles == 2) return verify_kernel_of<kHeadDim, kKey, kValue, 2>(teams, kind);
   }
   if (row_tiles == 4) return verify_kernel_of<kHeadDim, kKey, kValue, 4>(teams, kind);

@@ -23,10 +23,6 @@ constexpr int verify_groups(int row_tiles, Operand value) {
 constexpr bool has_verify_kernel(std::int64_t head_dim, OperandPair operands) {
   return head_dim == 128 && operands.key == operands.value;
 }
-/// Query rows of a KV head from which on it is the faster one: of 16 rows of 8 or 16 bits the decode kernel is.
-constexpr std::int64_t least_verify_rows(OperandPair operands) {
-  return operand_info(operands.key).bits == 4 ? 9 : 17;
-}
 
 /// Whether it takes pages of `page_size` tokens.
 constexpr bool has_verify_pages(std::int64_t page_size) {
@@ -49,8 +45,9 @@ constexpr std::int32_t most_masked_row_tiles(OperandPair operands) {
 }
 
 /// Row tiles of 8 of a block for `rows` query rows of one KV head; up to 8 rows are for the decode kernel.
-constexpr std::int32_t verify_row_tiles(std::int64_t rows) {
-  return rows <= 16 ? 2 : rows <= 32 ? 4 : 8;
+constexpr std::int32_t verify_row_tiles(std::int64_t rows, OperandPair operands) {
+  if (rows <= 16 && operand_info(operands.key).bits == 4) return 2;
+  return rows <= 32 ? 4 : 8;
 }
 
 /// Teams of a block for `outputs`: two, or as many as there are warpgroups, when outputs are more than blocks.

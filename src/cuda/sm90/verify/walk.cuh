@@ -1,6 +1,7 @@
 // A warpgroup's way through its tiles of a piece: copies, scores, values.
 #pragma once
 
+#include "cuda/sm90/verify/broken_codes.cuh"
 #include "cuda/sm90/verify/bytes.cuh"
 #include "cuda/sm90/verify/finish.cuh"
 #include "cuda/sm90/verify/mask.cuh"
@@ -65,7 +66,7 @@ class GroupWalk {
     Tile tile;
     if (count_ > 0) {
       if constexpr (kBytes<Config>) {
-        expand(work, 0, stage, queries, own, x, tile, state, [] {});
+        expand(work, 0, stage, queries, own, tops, x, tile, state, [] {});
       } else {
         expand(exchange, work, 0, stage, queries, own, tops, x, tile, state);
       }
@@ -99,8 +100,7 @@ class GroupWalk {
           }
         }
       }
-      float4 top[Config::kRowTiles];
-      tops.load(top);
+      if constexpr (!kTopsAhead<Config>) tops.load(tile.top);
       ValueSteps<Config> high;
       high.load(stage + own.values, 1);
       if constexpr (kBytes<Config>) {
@@ -114,9 +114,9 @@ class GroupWalk {
       std::uint32_t pairs[Config::kRowTiles][2];
       const auto take = [&] {
         if constexpr (kBytes<Config>) {
-          return take_probabilities<Config>(*p_, x, tile.value_scales.key, top, sum, pairs);
+          return take_probabilities<Config>(*p_, x, tile.value_scales.key, tile.top, sum, pairs);
         } else {
-          return take_probabilities<Config>(x, top, sum, pairs);
+          return take_probabilities<Config>(x, tile.top, sum, pairs);
         }
       };
       const bool raise = take();
@@ -127,7 +127,7 @@ class GroupWalk {
         raise_group_maxima<Config>(x, tops, memory + Config::kWarpMaximaAt, barrier, state);
 #pragma unroll
         for (int k = 0; k < 2 * Config::kRowTiles; ++k) sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
-        tops.load(top);
+        tops.load(tile.top);
         take();
         store_probabilities<Config>(put, pairs);
         ptx::sync_some<128>(barrier);
@@ -147,7 +147,7 @@ class GroupWalk {
       stage = stage == last ? memory : stage + Config::kStageBytes;
       put += step, probabilities += step >> 4, step = -step;
       if constexpr (kBytes<Config>) {
-        expand(work, i + 1, stage, queries, own, x, tile, state, copy_next);
+        expand(work, i + 1, stage, queries, own, tops, x, tile, state, copy_next);
       } else {
         expand(exchange, work, i + 1, stage, queries, own, tops, x, tile, state);
       }
@@ -175,6 +175,7 @@ class GroupWalk {
   struct Tile {
     ValueScales<Config> value_scales;
     ValueSteps<Config> low;
+    float4 top[Config::kRowTiles];
     float keep;          // what outputs have to be multiplied by
     std::uint32_t rare;  // 0, or kMasked and the NaN of Unseen, and kScaled if `keep` is not 1
   };
@@ -186,14 +187,15 @@ class GroupWalk {
   /// The scores of tile i, and half of its V expanded. meanwhile: called when the first codes are asked for.
   template <class F>
   __device__ __forceinline__ void expand(const Work& work, std::int32_t i, std::uint32_t stage, std::uint32_t queries,
-                                         const Lane<Config>& own, float (&x)[Config::kScores], Tile& tile,
-                                         GroupState<Config>& state, F&& meanwhile) {
+                                         const Lane<Config>& own, const RowTops<Config>& tops,
+                                         float (&x)[Config::kScores], Tile& tile, GroupState<Config>& state,
+                                         F&& meanwhile) {
     const bool masked = static_cast<std::uint32_t>(i - whole_begin_) >= static_cast<std::uint32_t>(whole_count_);
     const auto outside = [&](std::int32_t key) {
       return first_ + i * kStep + key < work.sequence.begin || first_ + i * kStep + key >= end_;
     };
     std::uint32_t mask_acts = 0, nan = 0;
-    const bool broken = expand_tile<Config>(*p_, stage, queries, own, masked, outside, x, tile, nan, state, [&] {
+    const bool broken = expand_tile<Config>(*p_, stage, queries, own, tops, masked, outside, x, tile, nan, state, [&] {
       meanwhile();
       if constexpr (Config::kMasked) {
         mask_acts = __any_sync(0xFFFFFFFFU, mask_.acts(mask_.load_ahead(stage), stage)) ? kMaskActs : 0U;
