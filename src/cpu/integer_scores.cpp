@@ -136,12 +136,13 @@ MPFA_BYTES_ATTR bool pack_block(const IntegerForm& keys, const IntegerShape& sha
 std::uint32_t PackPanel(const IntegerForm& keys, const IntegerShape& shape, int levels, std::int64_t count,
                         const float* q, std::int32_t* packed) {
   std::fill_n(packed, shape.size(), 0);
-  std::int32_t *const starts = packed + shape.blocks() * shape.width, *const integers =
-                                                                          starts + shape.blocks() * shape.width;
+  const std::int64_t blocks = shape.blocks();
+  std::int32_t* const starts = packed + blocks * shape.width;
+  std::int32_t* const integers = starts + blocks * shape.width;
   std::uint32_t special = 0;
   for (std::int64_t r = 0; r < count; ++r) {
     bool fits = true;
-    for (std::int64_t b = 0; b < shape.blocks(); ++b) {
+    for (std::int64_t b = 0; b < blocks; ++b) {
       const std::int64_t at = b * shape.width + r;
       fits &= pack_block(keys, shape, levels, q + r * shape.channels + b * shape.block, packed + at, starts + at,
                          integers + b * shape.block * shape.bytes() / 4 * shape.width + r);
@@ -158,11 +159,11 @@ MPFA_BYTES_ATTR HWY_INLINE __m512i add_products(__m512i sum, __m512i key, __m512
 
 /// x (+)= the products of kKeys keys and a panel of kVectors vectors over one block of channels.
 template <Integers kType, int kKeys, int kVectors>
-MPFA_BYTES_ATTR HWY_INLINE void score_block(const IntegerShape& shape, bool first, const std::byte* k,
-                                            const float* factors, const std::int32_t* scale, const std::int32_t* start,
-                                            const std::int32_t* integers, float* x) {
+MPFA_BYTES_ATTR HWY_INLINE void score_block(const IntegerShape& shape, std::int64_t blocks, bool first,
+                                            const std::byte* k, const float* factors, const std::int32_t* scale,
+                                            const std::int32_t* start, const std::int32_t* integers, float* x) {
   constexpr std::int64_t kWidth = kVectors * kLanes, kBytes = kType == Integers::unsigned_bytes ? 1 : 2;
-  const std::int64_t stride = shape.channels * kBytes, blocks = shape.blocks();
+  const std::int64_t stride = shape.channels * kBytes;
   __m512i sum[kKeys][kVectors];
   for (auto& row : sum) {
     for (int v = 0; v < kVectors; ++v) row[v] = _mm512_loadu_si512(start + v * kLanes);
@@ -189,13 +190,13 @@ MPFA_BYTES_ATTR HWY_INLINE void score_block(const IntegerShape& shape, bool firs
 }
 
 template <Integers kType, int kKeys, int kVectors>
-MPFA_BYTES_ATTR void score_keys_of(const IntegerShape& shape, const std::byte* k, const float* factors,
-                                   const std::int32_t* packed, float* x) {
+MPFA_BYTES_ATTR void score_keys_of(const IntegerShape& shape, std::int64_t blocks, const std::byte* k,
+                                   const float* factors, const std::int32_t* packed, float* x) {
   constexpr std::int64_t kWidth = kVectors * kLanes;
-  const std::int64_t blocks = shape.blocks(), bytes = shape.block * shape.bytes();
+  const std::int64_t bytes = shape.block * shape.bytes();
   const std::int32_t *start = packed + blocks * kWidth, *integers = start + blocks * kWidth;
   for (std::int64_t b = 0; b < blocks; ++b) {
-    score_block<kType, kKeys, kVectors>(shape, b == 0, k + b * bytes, factors + b, packed + b * kWidth,
+    score_block<kType, kKeys, kVectors>(shape, blocks, b == 0, k + b * bytes, factors + b, packed + b * kWidth,
                                         start + b * kWidth, integers + b * bytes / 4 * kWidth, x);
   }
 }
@@ -204,10 +205,10 @@ template <Integers kType, int kVectors>
 void score_all_of(const IntegerShape& shape, std::int64_t keys, const std::byte* k, const float* factors,
                   const std::int32_t* packed, float* x) {
   constexpr int kKeys = 8;
+  const std::int64_t blocks = shape.blocks(), stride = shape.channels * shape.bytes();
   std::int64_t j = 0;
   const auto from = [&](auto function) {
-    function(shape, k + j * shape.channels * shape.bytes(), factors + j * shape.blocks(), packed,
-             x + j * kVectors * kLanes);
+    function(shape, blocks, k + j * stride, factors + j * blocks, packed, x + j * kVectors * kLanes);
   };
   for (; j + kKeys <= keys; j += kKeys) from(score_keys_of<kType, kKeys, kVectors>);
   for (; j < keys; ++j) from(score_keys_of<kType, 1, kVectors>);

@@ -179,7 +179,7 @@ void add_panel(const Task& task, const Panel& panel, const Sight& sight, std::in
   const auto [begin, end] = sight.hull;
   OnlineState& state = pages ? s.packed : s.wide;
   float* m = state.m + panel.row0;
-  float* keep = s.q_columns + 2 * channels(p) * kRowBlock;
+  float* keep = s.q_columns + sources(p) * channels(p) * kRowBlock;
   float* x = s.s;
   if (pages && s.integers.k.taken) {
     score_bytes(p, panel, sight.hull, s, x + begin * panel.width);
@@ -221,7 +221,7 @@ void add_panel(const Task& task, const Panel& panel, const Sight& sight, std::in
 }  // namespace
 
 std::int64_t column_floats(const AttentionProblem& problem) {
-  return 2 * channels(problem) * kRowBlock + kPanel;
+  return sources(problem) * channels(problem) * kRowBlock + kPanel;
 }
 
 void start_columns(const Task& task, Scratch& s) {

@@ -173,15 +173,20 @@ std::int64_t factor_floats(const AttentionProblem& problem) {
 
 /// Queries of a task.
 std::int64_t block_floats(const AttentionProblem& problem) {
-  return kRowBlock * (problem.head_dim * (keeps_wide_tokens(problem.recipe) ? 2 : 1) + 1);
+  return kRowBlock * (problem.head_dim * sources(problem) + 1);
+}
+
+/// An OnlineState of a task.
+std::int64_t state_floats(const AttentionProblem& problem) {
+  return kRowBlock * (padded(problem.head_dim_v) + 2);
 }
 
 }  // namespace
 
 std::int64_t scratch_floats(const AttentionProblem& problem) {
   const std::int64_t dv = padded(problem.head_dim_v);
-  return k_floats(problem) + kKeyTile * dv + kScoreRows * kKeyTile + 2 * kRowBlock * (dv + 2) + kFewRows * dv +
-         padded(packed_floats(kFewRows, problem.head_dim)) + weight_floats(problem) + kKeyTile +
+  return k_floats(problem) + kKeyTile * dv + kScoreRows * kKeyTile + sources(problem) * state_floats(problem) +
+         kFewRows * dv + padded(packed_floats(kFewRows, problem.head_dim)) + weight_floats(problem) + kKeyTile +
          padded(factor_floats(problem)) + column_floats(problem) + block_floats(problem) + integer_tile_floats(problem);
 }
 
@@ -191,19 +196,17 @@ Scratch lay_out_scratch(const AttentionProblem& problem, float* memory) {
   s.k = memory;
   s.v = s.k + k_floats(problem);
   s.s = s.v + kKeyTile * dv;
-  s.packed.o = s.s + kScoreRows * kKeyTile;
-  s.wide.o = s.packed.o + kRowBlock * dv;
-  s.packed.m = s.wide.o + kRowBlock * dv;
-  s.packed.l = s.packed.m + kRowBlock;
-  s.wide.m = s.packed.l + kRowBlock;
-  s.wide.l = s.wide.m + kRowBlock;
-  s.spare_o = s.wide.l + kRowBlock;
+  float* const states = s.s + kScoreRows * kKeyTile;
+  const auto state_at = [&](float* at) { return OnlineState{at, at + kRowBlock, at + 2 * kRowBlock}; };
+  s.packed = state_at(states);
+  if (sources(problem) > 1) s.wide = state_at(states + state_floats(problem));
+  s.spare_o = states + sources(problem) * state_floats(problem);
   s.q = s.spare_o + kFewRows * dv;
   s.weights = s.q + padded(packed_floats(kFewRows, problem.head_dim));
   s.minima = s.weights + weight_floats(problem);
   s.q_columns = s.minima + kKeyTile;
   s.queries.packed = s.q_columns + column_floats(problem);
-  s.queries.wide = keeps_wide_tokens(problem.recipe) ? s.queries.packed + kRowBlock * problem.head_dim : nullptr;
+  s.queries.wide = sources(problem) > 1 ? s.queries.packed + kRowBlock * problem.head_dim : nullptr;
   s.queries.shift = s.queries.packed + block_floats(problem) - kRowBlock;
   s.factors = s.q_columns + column_floats(problem) + block_floats(problem);
   lay_out_integers(problem, s.factors + padded(factor_floats(problem)), s.integers);

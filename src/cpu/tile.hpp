@@ -86,6 +86,10 @@ struct Scratch {
   float* q_columns = nullptr;  // of many_rows.hpp: queries in panels, then a factor per row
   IntegerTile integers;        // of many_rows.hpp
 };
+/// Sources of keys that a task may have: the pages, and tokens kept in bf16.
+[[nodiscard]] inline std::int64_t sources(const AttentionProblem& problem) {
+  return keeps_wide_tokens(problem.recipe) ? 2 : 1;
+}
 [[nodiscard]] std::int64_t scratch_floats(const AttentionProblem& problem);
 [[nodiscard]] Scratch lay_out_scratch(const AttentionProblem& problem, float* memory);
 
