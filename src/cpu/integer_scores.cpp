@@ -157,8 +157,9 @@ MPFA_BYTES_ATTR HWY_INLINE __m512i add_products(__m512i sum, __m512i key, __m512
   return kType == Integers::unsigned_bytes ? add_dots(sum, key, row) : add_word_dots(sum, key, row);
 }
 
-/// x (+)= the products of kKeys keys and a panel of kVectors vectors over one block of channels.
-template <Integers kType, int kKeys, int kVectors>
+/// x (+)= the products of kKeys keys and a panel of kVectors vectors over one block of channels: kBlock of them, or any
+/// number with 0.
+template <Integers kType, int kBlock, int kKeys, int kVectors>
 MPFA_BYTES_ATTR HWY_INLINE void score_block(const IntegerShape& shape, std::int64_t blocks, bool first,
                                             const std::byte* k, const float* factors, const std::int32_t* scale,
                                             const std::int32_t* start, const std::int32_t* integers, float* x) {
@@ -168,7 +169,9 @@ MPFA_BYTES_ATTR HWY_INLINE void score_block(const IntegerShape& shape, std::int6
   for (auto& row : sum) {
     for (int v = 0; v < kVectors; ++v) row[v] = _mm512_loadu_si512(start + v * kLanes);
   }
-  for (std::int64_t c = 0; c < shape.block * kBytes; c += 4, integers += kWidth) {
+  const std::int64_t bytes = (kBlock == 0 ? shape.block : kBlock) * kBytes;
+#pragma GCC unroll 8
+  for (std::int64_t c = 0; c < bytes; c += 4, integers += kWidth) {
     __m512i rows[kVectors];
     for (int v = 0; v < kVectors; ++v) rows[v] = _mm512_loadu_si512(integers + v * kLanes);
     for (int j = 0; j < kKeys; ++j) {
@@ -189,19 +192,19 @@ MPFA_BYTES_ATTR HWY_INLINE void score_block(const IntegerShape& shape, std::int6
   }
 }
 
-template <Integers kType, int kKeys, int kVectors>
+template <Integers kType, int kBlock, int kKeys, int kVectors>
 MPFA_BYTES_ATTR void score_keys_of(const IntegerShape& shape, std::int64_t blocks, const std::byte* k,
                                    const float* factors, const std::int32_t* packed, float* x) {
   constexpr std::int64_t kWidth = kVectors * kLanes;
   const std::int64_t bytes = shape.block * shape.bytes();
   const std::int32_t *start = packed + blocks * kWidth, *integers = start + blocks * kWidth;
   for (std::int64_t b = 0; b < blocks; ++b) {
-    score_block<kType, kKeys, kVectors>(shape, blocks, b == 0, k + b * bytes, factors + b, packed + b * kWidth,
-                                        start + b * kWidth, integers + b * bytes / 4 * kWidth, x);
+    score_block<kType, kBlock, kKeys, kVectors>(shape, blocks, b == 0, k + b * bytes, factors + b, packed + b * kWidth,
+                                                start + b * kWidth, integers + b * bytes / 4 * kWidth, x);
   }
 }
 
-template <Integers kType, int kVectors>
+template <Integers kType, int kBlock, int kVectors>
 void score_all_of(const IntegerShape& shape, std::int64_t keys, const std::byte* k, const float* factors,
                   const std::int32_t* packed, float* x) {
   constexpr int kKeys = 8;
@@ -210,14 +213,17 @@ void score_all_of(const IntegerShape& shape, std::int64_t keys, const std::byte*
   const auto from = [&](auto function) {
     function(shape, blocks, k + j * stride, factors + j * blocks, packed, x + j * kVectors * kLanes);
   };
-  for (; j + kKeys <= keys; j += kKeys) from(score_keys_of<kType, kKeys, kVectors>);
-  for (; j < keys; ++j) from(score_keys_of<kType, 1, kVectors>);
+  for (; j + kKeys <= keys; j += kKeys) from(score_keys_of<kType, kBlock, kKeys, kVectors>);
+  for (; j < keys; ++j) from(score_keys_of<kType, kBlock, 1, kVectors>);
 }
 
 template <Integers kType>
 void score_type(const IntegerShape& shape, std::int64_t keys, const std::byte* k, const float* factors,
                 const std::int32_t* packed, float* x) {
-  const auto score = shape.width == kLanes ? score_all_of<kType, 1> : score_all_of<kType, 2>;
+  constexpr int kShort = 16;  // loops over such blocks are so short that they are unrolled
+  const bool is_short = shape.block == kShort, narrow = shape.width == kLanes;
+  const auto score = is_short ? (narrow ? score_all_of<kType, kShort, 1> : score_all_of<kType, kShort, 2>)
+                              : (narrow ? score_all_of<kType, 0, 1> : score_all_of<kType, 0, 2>);
   score(shape, keys, k, factors, packed, x);
 }
 
