@@ -1,18 +1,16 @@
 #include "cpu/many_rows.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <cmath>
 #include <limits>
 
 #include "attention/logit.hpp"
 #include "attention/sequences.hpp"
-#include "cache/convert.hpp"
 #include "cpu/column_ops.hpp"
 #include "cpu/expand.hpp"
 #include "cpu/few_rows.hpp"
 #include "cpu/integer_tile.hpp"
+#include "cpu/page_means.hpp"
 #include "cpu/panel_ops.hpp"
 #include "cpu/query_ops.hpp"
 #include "cpu/word_ops.hpp"
@@ -21,11 +19,6 @@ namespace mpfa::cpu {
 namespace {
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
-constexpr auto kOnes = [] {
-  std::array<float, kPanel> ones{};
-  ones.fill(1.0F);
-  return ones;
-}();
 
 /// Rank-one terms ride along as `group` more channels: K gets dS of every member, a query a 1 at its own.
 std::int64_t channels(const AttentionProblem& p) {
@@ -117,37 +110,15 @@ bool has_blocks(PMode mode) {
   return mode != PMode::f32 && mode != PMode::bf16 && mode != PMode::e4m3 && mode != PMode::e4m3_loglin;
 }
 
-/// v_mean=page: O += (sum of P over the keys of a page) * mean of the page. A page without weight adds nothing, NaN or
-/// not.
-void add_panel_means(const Task& task, const Panel& panel, std::int64_t first, KeyRange c, const float* p, Scratch& s,
-                     float* o) {
-  const CacheView& cache = task.tensors->cache;
-  const std::int64_t d = cache.head_dim_v;
-  const std::int64_t per_word = s.words_v ? formats::word_format(cache.v_format, d).per_word : 1;
-  float* const mean = s.factors;  // free between two tiles
-  for_page_runs(task, first, c, [&](const PageRun& run) {
-    const std::uint16_t* bits =
-        cache.v_page_means + run.page * cache.v_page_mean_page_stride + task.kv_head * cache.v_page_mean_head_stride;
-    for (std::int64_t n = 0; n < per_word; ++n) {
-      for (std::int64_t i = 0; i < d / per_word; ++i)
-        mean[n * (d / per_word) + i] = bf16_to_float(bits[i * per_word + n]);
-    }
-    float weights[kPanel] = {};
-    for (std::int64_t j = run.column; j < run.column + run.count; ++j) {
-      for (std::int64_t r = 0; r < panel.width; ++r) weights[r] += p[j * panel.width + r];
-    }
-    panel_product_selected(d, 1, panel.width, mean, 1, 0, weights, kOnes.data(), o);
-  });
-}
-
 /// Products with K by dot products of integers; rank-one terms are floats, and so are rows that have no integers.
-void score_bytes(const AttentionProblem& p, const Panel& panel, KeyRange c, Scratch& s, float* x) {
+void score_by_integers(const AttentionProblem& p, const Panel& panel, KeyRange c, Scratch& s, float* x) {
   const std::int64_t depth = channels(p), members = depth - p.head_dim, keys = c.end - c.begin;
   const float* q = queries_of(p, s, Source::pages, panel.row0);
   const float* k = s.k + c.begin * depth;
   score_panel(p, panel.row0 / kPanel, panel.width, c, s.integers, x);
   if (members > 0) {
-    panel_product(keys, members, panel.width, k + p.head_dim, depth, 1, q + p.head_dim * panel.width, kOnes.data(), x);
+    panel_product(keys, members, panel.width, k + p.head_dim, depth, 1, q + p.head_dim * panel.width,
+                  kPanelOfOnes.data(), x);
   }
   const std::uint32_t special = s.integers.special[panel.row0 / kPanel];
   if (special == 0) return;
@@ -165,7 +136,8 @@ void add_broken_keys(const AttentionProblem& p, const Panel& panel, KeyRange c, 
   for (std::uint64_t rest = s.integers.broken; rest != 0; rest &= rest - 1) {
     const std::int64_t j = std::countr_zero(rest);
     if (j < c.begin || j >= c.end) continue;
-    panel_product_selected(p.head_dim_v, 1, panel.width, s.v + j * dv, 1, dv, x + j * panel.width, kOnes.data(), o);
+    panel_product_selected(p.head_dim_v, 1, panel.width, s.v + j * dv, 1, dv, x + j * panel.width, kPanelOfOnes.data(),
+                           o);
   }
 }
 
@@ -182,7 +154,7 @@ void add_panel(const Task& task, const Panel& panel, const Sight& sight, std::in
   float* keep = s.q_columns + sources(p) * channels(p) * kRowBlock;
   float* x = s.s;
   if (pages && s.integers.k.taken) {
-    score_bytes(p, panel, sight.hull, s, x + begin * panel.width);
+    score_by_integers(p, panel, sight.hull, s, x + begin * panel.width);
   } else {
     panel_product(end - begin, depth, panel.width, s.k + begin * depth, depth, 1, queries_of(p, s, source, panel.row0),
                   nullptr, x + begin * panel.width);
@@ -214,7 +186,7 @@ void add_panel(const Task& task, const Panel& panel, const Sight& sight, std::in
     accumulate(p.head_dim_v, end - begin, panel.width, s.v + begin * dv, 1, dv, x + begin * panel.width, keep, o);
   }
   if (pages && task.tensors->cache.v_page_means != nullptr) {
-    add_panel_means(task, panel, first, sight.hull, x, s, o);
+    add_panel_means(task, panel.width, first, sight.hull, x, s, o);
   }
 }
 

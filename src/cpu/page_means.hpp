@@ -10,4 +10,8 @@ namespace mpfa::cpu {
 /// output_place(). Does nothing for caches without such means.
 void add_page_means(const Task& task, std::int64_t first, KeyRange c, Scratch& s, float* o);
 
+/// The same of a panel: p is [kKeyTile, width], o [head_dim_v, width]. A page without weight adds nothing, NaN or not.
+void add_panel_means(const Task& task, std::int64_t width, std::int64_t first, KeyRange c, const float* p, Scratch& s,
+                     float* o);
+
 }  // namespace mpfa::cpu

@@ -3,11 +3,18 @@
 // S^T[keys][rows] = K Q^T and O^T[channels][rows] += V^T P^T.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace mpfa::cpu {
 
 inline constexpr std::int64_t kPanel = 32;
+/// Factors of a panel that leave it as it is.
+inline constexpr auto kPanelOfOnes = [] {
+  std::array<float, kPanel> ones{};
+  ones.fill(1.0F);
+  return ones;
+}();
 
 /// c[n][width] = c * keep + a b, with a[n][k] at a[i * row_stride + j * k_stride] and b[k][width]. keep [width] may be
 /// null: then c is only written. width is kPanel or half of it. Sums run in the order of k.
