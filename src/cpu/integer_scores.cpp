@@ -47,15 +47,49 @@ bool Form(const formats::WordFormat& format, std::int64_t channels, Integers typ
   return true;
 }
 
-/// 16 e4m3 codes as words, those below 2^-4 rounded. Sets bits of `nan` where a code is one.
-MPFA_BYTES_ATTR HWY_INLINE __m256i e4m3_words(__m128i codes, __mmask16& nan) {
-  const __m256i wide = _mm256_cvtepu8_epi16(codes);
-  const __m256i size = _mm256_and_si256(wide, _mm256_set1_epi16(0x7F));
-  nan |= _mm256_cmpeq_epi16_mask(size, _mm256_set1_epi16(0x7F));
-  const __m256i sign = _mm256_slli_epi16(_mm256_xor_si256(wide, size), 8);
-  // Half floats have the same fields, 3 bits further up, and a bias that is larger by 8.
-  const __m512 x = _mm512_cvtph_ps(_mm256_or_si256(sign, _mm256_slli_epi16(size, 7)));
-  return _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(256.0F * kE4m3Multiplier))));
+/// What e4m3 codes below 32 become; others become 0.
+constexpr std::array<std::uint8_t, 64> small_e4m3() {
+  std::array<std::uint8_t, 64> small{};
+  for (int code = 0; code < 32; ++code) {
+    const int exponent = code < 8 ? 1 : code / 8, mantissa = code < 8 ? code : 8 + code % 8;
+    const int eighths = mantissa << (exponent - 1);  // nearest, ties to even
+    small[code] = static_cast<std::uint8_t>((eighths + 3 + (eighths / 8 & 1)) / 8);
+  }
+  return small;
+}
+
+/// Rows of e4m3 codes as words, those below 2^-3 rounded. Bits of the result: keys with a NaN.
+MPFA_BYTES_ATTR std::uint64_t expand_e4m3(const std::byte* codes, std::int64_t stride, std::int64_t keys,
+                                          std::int64_t channels, std::int16_t* out) {
+  static constexpr auto kSmall = small_e4m3();
+  const __m512i table = _mm512_loadu_si512(kSmall.data()), field = _mm512_set1_epi8(0x7F);
+  std::uint64_t broken = 0;
+  for (std::int64_t j = 0; j < keys; ++j, codes += stride, out += channels) {
+    __mmask64 nan = 0;
+    for (std::int64_t c = 0; c < channels; c += 64) {
+      const __mmask64 some = channels - c >= 64 ? ~__mmask64{0} : 0xFFFFFFFF;  // a multiple of 32
+      const __m512i bytes = _mm512_maskz_loadu_epi8(some, codes + c), size = _mm512_and_si512(bytes, field);
+      const __mmask64 is_small = _mm512_cmplt_epu8_mask(size, _mm512_set1_epi8(32));
+      const __mmask64 negative = _mm512_movepi8_mask(bytes);
+      const __m512i small = _mm512_maskz_permutexvar_epi8(is_small, size, table);
+      nan |= _mm512_cmpeq_epi8_mask(size, field);
+      const auto words = [&](__m256i x, __m256i low, __mmask32 minus) MPFA_BYTES_ATTR {
+        const __m512i code = _mm512_cvtepu8_epi16(x);
+        const __m512i shift = _mm512_sub_epi16(_mm512_srli_epi16(code, 3), _mm512_set1_epi16(4));
+        const __m512i mantissa = _mm512_ternarylogic_epi32(code, _mm512_set1_epi16(7), _mm512_set1_epi16(8), 0xEA);
+        // Shifts that are negative leave 0.
+        const __m512i word = _mm512_or_si512(_mm512_sllv_epi16(mantissa, shift), _mm512_cvtepu8_epi16(low));
+        return _mm512_mask_sub_epi16(word, minus, _mm512_setzero_si512(), word);
+      };
+      _mm512_storeu_si512(out + c, words(_mm512_castsi512_si256(size), _mm512_castsi512_si256(small),
+                                         static_cast<__mmask32>(negative)));
+      if (channels - c < 64) break;
+      _mm512_storeu_si512(out + c + 32, words(_mm512_extracti64x4_epi64(size, 1), _mm512_extracti64x4_epi64(small, 1),
+                                              static_cast<__mmask32>(negative >> 32)));
+    }
+    if (nan != 0) broken |= std::uint64_t{1} << j;
+  }
+  return broken;
 }
 
 template <class Store>
@@ -80,26 +114,21 @@ MPFA_BYTES_ATTR HWY_INLINE void expand_row(const IntegerForm& form, const std::b
 
 MPFA_BYTES_ATTR std::uint64_t Expand(const IntegerForm& form, const std::byte* codes, std::int64_t stride,
                                      std::int64_t keys, std::int64_t channels, void* out) {
-  std::uint64_t broken = 0;
-  auto* bytes = static_cast<std::uint8_t*>(out);
-  for (std::int64_t j = 0; j < keys; ++j, codes += stride) {
-    __mmask16 nan = 0;
-    if (form.type == Integers::unsigned_bytes) {
-      expand_row(form, codes, channels, [&](std::int64_t c, __m128i x) MPFA_BYTES_ATTR {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + c), x);
-      });
-      bytes += channels;
-      continue;
-    }
-    const bool e4m3 = form.code == formats::WordCode::e4m3;
-    expand_row(form, codes, channels, [&](std::int64_t c, __m128i x) MPFA_BYTES_ATTR {
-      const __m256i words = e4m3 ? e4m3_words(x, nan) : _mm256_cvtepi8_epi16(x);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes + 2 * c), words);
-    });
-    bytes += 2 * channels;
-    if (nan != 0) broken |= std::uint64_t{1} << j;
+  if (form.code == formats::WordCode::e4m3) {
+    return expand_e4m3(codes, stride, keys, channels, static_cast<std::int16_t*>(out));
   }
-  return broken;
+  const bool words = form.type == Integers::signed_words;
+  auto* bytes = static_cast<std::uint8_t*>(out);
+  for (std::int64_t j = 0; j < keys; ++j, codes += stride, bytes += (words ? 2 : 1) * channels) {
+    expand_row(form, codes, channels, [&](std::int64_t c, __m128i x) MPFA_BYTES_ATTR {
+      if (words) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes + 2 * c), _mm256_cvtepi8_epi16(x));
+      } else {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + c), x);
+      }
+    });
+  }
+  return 0;
 }
 
 /// One block of a row, lane r of a packed panel whose scale, start and integers stand `width` words apart from `scale`,
@@ -207,7 +236,7 @@ MPFA_BYTES_ATTR void score_keys_of(const IntegerShape& shape, std::int64_t block
 template <Integers kType, int kBlock, int kVectors>
 void score_all_of(const IntegerShape& shape, std::int64_t keys, const std::byte* k, const float* factors,
                   const std::int32_t* packed, float* x) {
-  constexpr int kKeys = 8;
+  constexpr int kKeys = 16 / kVectors;  // sums, which is as many as hide the latency
   const std::int64_t blocks = shape.blocks(), stride = shape.channels * shape.bytes();
   std::int64_t j = 0;
   const auto from = [&](auto function) {

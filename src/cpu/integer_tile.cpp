@@ -1,5 +1,7 @@
 #include "cpu/integer_tile.hpp"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -60,8 +62,8 @@ bool choose(const BlockFormat& format, std::int64_t channels, Integers type, Int
 
 /// Blocks of 16 channels become one where factors of 4 bits leave elements exact.
 void fold(const BlockFormat& format, IntegerOperand& v) {
-  v.fold = v.block == kLeastBlock && format.scale == ScaleType::e4m3 ? v.block : 0;
-  if (v.fold == 0) return;
+  v.folded = v.block == kLeastBlock && format.scale == ScaleType::e4m3;
+  if (!v.folded) return;
   v.block = v.channels;
   v.limit = fold_limit(v.form.most);
   v.form.most *= v.limit;
@@ -85,6 +87,41 @@ std::uint64_t gather(const Task& task, std::int64_t first, KeyRange c, bool is_k
                           pages.global_scale(task.kv_head), to.factors + run.column * blocks, minima);
   });
   return broken;
+}
+
+/// Least and largest of n floats, as bits: a loop for vectors, with what is negative or a NaN above all numbers.
+struct Range {
+  std::uint32_t least_bits, most_bits;
+  float most;
+  [[nodiscard]] bool within(float least, float largest) const {
+    return least_bits >= std::bit_cast<std::uint32_t>(least) && most_bits <= std::bit_cast<std::uint32_t>(largest);
+  }
+};
+Range range_of(const float* x, std::int64_t n) {
+  std::uint32_t least = ~0U, most = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(x[i]);
+    least = std::min(least, bits), most = std::max(most, bits);
+  }
+  return {least, most, std::bit_cast<float>(most)};
+}
+
+/// Keys of c with a factor that weights do not take become broken, and their factors 0: those out of range, and those
+/// below `ratio` of the key's largest.
+void mark_broken_keys(KeyRange c, std::int64_t blocks, float ratio, IntegerTile& tile) {
+  for (std::int64_t j = c.begin; j < c.end; ++j) {
+    float* const factors = tile.v.factors + j * blocks;
+    const float least = std::max(kLeastFactor, *std::max_element(factors, factors + blocks) * ratio);
+    bool broken = false;
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      if (factors[b] == 0.0F) factors[b] = 0.0F;  // not -0: weights are compared as bits
+      broken |= factors[b] != 0.0F && !(factors[b] >= least && factors[b] <= kMostFactor);
+    }
+    if (broken) tile.broken |= std::uint64_t{1} << j;
+  }
+  for (std::uint64_t rest = tile.broken; rest != 0; rest &= rest - 1) {
+    std::fill_n(tile.v.factors + std::countr_zero(rest) * blocks, blocks, 0.0F);
+  }
 }
 
 }  // namespace
@@ -141,6 +178,8 @@ void gather_k(const Task& task, std::int64_t first, KeyRange c, IntegerTile& til
   static_cast<void>(gather(task, first, c, true, tile.k.blocks(), tile.k, tile.k.integers));
   // A sum times Inf might be one; floats, element by element, give a NaN.
   const std::int64_t blocks = tile.k.blocks();
+  constexpr float kMost = std::numeric_limits<float>::max();
+  if (range_of(tile.k.factors + c.begin * blocks, (c.end - c.begin) * blocks).within(0.0F, kMost)) return;
   for (std::int64_t i = c.begin * blocks; i < c.end * blocks; ++i) {
     float& f = tile.k.factors[i];
     if (!std::isfinite(f)) f = std::numeric_limits<float>::quiet_NaN();
@@ -148,25 +187,17 @@ void gather_k(const Task& task, std::int64_t first, KeyRange c, IntegerTile& til
 }
 
 void gather_v(const Task& task, std::int64_t first, KeyRange c, IntegerTile& tile) {
-  const std::int64_t d = tile.v.channels, blocks = tile.v.fold == 0 ? tile.v.blocks() : d / tile.v.fold;
+  const std::int64_t d = tile.v.channels, blocks = tile.v.folded ? d / kLeastBlock : tile.v.blocks();
   const IntegerKeys keys{c.begin, c.end};
   // The other key of a pair.
   std::fill(tile.v_rows + 2 * keys.first_pair() * d, tile.v_rows + c.begin * d, std::int16_t{0});
   std::fill(tile.v_rows + c.end * d, tile.v_rows + 2 * keys.last_pair() * d, std::int16_t{0});
   tile.broken = gather(task, first, c, false, blocks, tile.v, tile.v_rows);
-  for (std::int64_t j = c.begin; j < c.end; ++j) {
-    float* const factors = tile.v.factors + j * blocks;
-    bool broken = (tile.broken >> j & 1) != 0;
-    const float least = tile.v.fold == 0 ? 0.0F : *std::max_element(factors, factors + blocks) * kLeastFolded;
-    for (std::int64_t b = 0; b < blocks; ++b) {
-      if (factors[b] == 0.0F) factors[b] = 0.0F;  // not -0: weights are compared as bits
-      broken |= factors[b] != 0.0F && !(factors[b] >= std::max(least, kLeastFactor) && factors[b] <= kMostFactor);
-    }
-    if (!broken) continue;
-    tile.broken |= std::uint64_t{1} << j;
-    std::fill_n(factors, blocks, 0.0F);
-  }
-  if (tile.v.fold != 0) fold_blocks(keys, d, tile.v.fold, tile.v.limit, tile.v_rows, tile.v.factors);
+  const float ratio = tile.v.folded ? kLeastFolded : 0.0F;
+  const Range all = range_of(tile.v.factors + c.begin * blocks, (c.end - c.begin) * blocks);
+  if (tile.broken != 0 || !all.within(std::max(kLeastFactor, all.most * ratio), kMostFactor))
+    mark_broken_keys(c, blocks, ratio, tile);
+  if (tile.v.folded) fold_blocks(keys, d, tile.v.limit, tile.v_rows, tile.v.factors);
   pair_keys(keys, d, tile.v_rows, reinterpret_cast<std::int16_t*>(tile.v.integers));
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -34,17 +35,19 @@ void Pair(const IntegerKeys& keys, std::int64_t channels, const std::int16_t* wo
   }
 }
 
-MPFA_BYTES_ATTR void Fold(const IntegerKeys& keys, std::int64_t channels, std::int64_t block, float limit,
-                          std::int16_t* words, float* factors) {
-  const std::int64_t blocks = channels / block;
+MPFA_BYTES_ATTR void Fold(const IntegerKeys& keys, std::int64_t channels, float limit, std::int16_t* words,
+                          float* factors) {
+  const std::int64_t blocks = channels / kLanes;
   for (std::int64_t j = keys.begin; j < keys.end; ++j) {
     const float* from = factors + j * blocks;
-    const float top = *std::max_element(from, from + blocks);
-    const float unit = top == 0.0F ? 0.0F : limit / std::exp2(static_cast<float>(std::ilogb(top) + 1));
-    for (std::int64_t c = 0; c < channels; c += kLanes) {
-      auto* at = reinterpret_cast<__m256i*>(words + j * channels + c);
+    float top = 0.0F;
+    for (std::int64_t b = 0; b < blocks; ++b) top = from[b] > top ? from[b] : top;
+    const float binade = std::bit_cast<float>(std::bit_cast<std::uint32_t>(top) & 0x7F800000U);
+    const float unit = top == 0.0F ? 0.0F : limit / (2.0F * binade);
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      auto* at = reinterpret_cast<__m256i*>(words + j * channels + b * kLanes);
       const __m512 x = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256(at)));
-      const __m512 folded = _mm512_mul_ps(x, _mm512_set1_ps(from[c / block] * unit));
+      const __m512 folded = _mm512_mul_ps(x, _mm512_set1_ps(from[b] * unit));
       _mm256_storeu_si256(at, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(folded)));
     }
     factors[j] = top == 0.0F ? 0.0F : 1.0F / unit;  // those of later keys are further on
@@ -168,15 +171,14 @@ MPFA_BYTES_ATTR void add_channels(const IntegerKeys& keys, const std::int16_t* v
 
 void Values(const IntegerKeys& keys, std::int64_t channels, std::int64_t width, const std::int16_t* v,
             std::int64_t stride, const std::uint32_t* weights, const float* units, const float* keep, float* o) {
-  constexpr int kChannels = 8;
-  const auto add = width == kLanes ? add_channels<kChannels, 1> : add_channels<kChannels, 2>;
-  for (std::int64_t c = 0; c < channels; c += kChannels) {
+  const auto add = width == kLanes ? add_channels<16, 1> : add_channels<8, 2>;
+  for (std::int64_t c = 0; c < channels; c += width == kLanes ? 16 : 8) {
     add(keys, v + 2 * c, stride, weights, units + width, keep, o + c * width);
   }
 }
 #else
 void Pair(const IntegerKeys&, std::int64_t, const std::int16_t*, std::int16_t*) {}
-void Fold(const IntegerKeys&, std::int64_t, std::int64_t, float, std::int16_t*, float*) {}
+void Fold(const IntegerKeys&, std::int64_t, float, std::int16_t*, float*) {}
 void Units(const IntegerKeys&, std::int64_t, const float*, const float*, std::int64_t, const IntegerForm&, float*) {}
 void Weights(const IntegerKeys&, std::int64_t, const float*, const float*, std::int64_t, const float*, std::uint32_t*) {
 }
@@ -199,9 +201,8 @@ HWY_EXPORT(Values);
 void pair_keys(const IntegerKeys& keys, std::int64_t channels, const std::int16_t* words, std::int16_t* out) {
   HWY_DYNAMIC_DISPATCH(Pair)(keys, channels, words, out);
 }
-void fold_blocks(const IntegerKeys& keys, std::int64_t channels, std::int64_t block, float limit, std::int16_t* words,
-                 float* factors) {
-  HWY_DYNAMIC_DISPATCH(Fold)(keys, channels, block, limit, words, factors);
+void fold_blocks(const IntegerKeys& keys, std::int64_t channels, float limit, std::int16_t* words, float* factors) {
+  HWY_DYNAMIC_DISPATCH(Fold)(keys, channels, limit, words, factors);
 }
 void integer_units(const IntegerKeys& keys, std::int64_t width, const float* p, const float* factors,
                    std::int64_t blocks, const IntegerForm& form, float* units) {

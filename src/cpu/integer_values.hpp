@@ -24,12 +24,11 @@ struct IntegerKeys {
 void pair_keys(const IntegerKeys& keys, std::int64_t channels, const std::int16_t* words, std::int16_t* out);
 
 /// Words of 15 bits that have a block's factor in them, for blocks so short that weights of their own would cost as
-/// much as they save: [kKeyTile, channels] with factors [kKeyTile, channels / block] become words with factors
-/// [kKeyTile]. Elements and factors of 4 bits each stay exact where a factor is at least kLeastFolded of the
-/// key's largest; of others the bits below go.
+/// much as they save: [kKeyTile, channels] with factors [kKeyTile, channels / 16] become words with factors [kKeyTile].
+/// Elements and factors of 4 bits each stay exact where a factor is at least kLeastFolded of the key's largest; of
+/// others the bits below go.
 inline constexpr float kLeastFolded = 0x1p-6F;
-void fold_blocks(const IntegerKeys& keys, std::int64_t channels, std::int64_t block, float limit, std::int16_t* words,
-                 float* factors);
+void fold_blocks(const IntegerKeys& keys, std::int64_t channels, float limit, std::int16_t* words, float* factors);
 /// The power of two that folded factors stay below: words of elements up to `most` have 14 bits and a sign.
 [[nodiscard]] inline float fold_limit(float most) {
   return std::exp2(std::floor(std::log2(16000.0F / most)));

@@ -43,7 +43,7 @@ struct IntegerOperand {
   bool taken = false;
   IntegerForm form;
   std::int64_t channels = 0, block = 0;
-  std::int64_t fold = 0;          // where fold_blocks() makes one block of several: channels of these
+  bool folded = false;            // fold_blocks() makes one block of those of the format
   float limit = 0.0F;             // of fold_blocks()
   std::byte* integers = nullptr;  // of K [kKeyTile, channels], of V [kKeyPairs, channels, 2 keys]
   float* factors = nullptr;       // [kKeyTile, blocks]

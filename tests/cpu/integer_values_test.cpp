@@ -163,7 +163,7 @@ TEST(IntegerValues, FoldedBlocksStayExactWithinSixBinades) {
     }
     const auto before = words;
     const auto factors_before = factors;
-    fold_blocks({3, 60}, kChannels, kBlock, limit, words.data(), factors.data());
+    fold_blocks({3, 60}, kChannels, limit, words.data(), factors.data());
     for (std::int64_t j = 3; j < 60; ++j) {
       for (std::int64_t c = 0; c < kChannels; ++c) {
         const float want = before[j * kChannels + c] * factors_before[j * kBlocks + c / kBlock];
@@ -176,6 +176,24 @@ TEST(IntegerValues, FoldedBlocksStayExactWithinSixBinades) {
         ASSERT_LE(std::abs(words[j * kChannels + c]), 12.0F * limit);
       }
     }
+  });
+}
+
+TEST(IntegerValues, E4m3BecomesTheNearestWords) {
+  on_every_target([] {
+    IntegerForm form;
+    const formats::WordFormat format = formats::word_format(parse_format("fp8_e4m3").value(), 256);
+    if (!integer_form(format, 256, Integers::signed_words, form)) return;
+    std::vector<std::byte> codes;
+    for (int i = 0; i < 256; ++i) codes.push_back(static_cast<std::byte>(i));
+    std::vector<std::int16_t> words(256);
+    EXPECT_EQ(expand_integers(form, codes.data(), 256, 1, 256, words.data()), 1U);
+    for (std::uint32_t i = 0; i < 256; ++i) {
+      if ((i & 0x7F) == 0x7F) continue;  // NaN
+      EXPECT_EQ(words[i], std::nearbyint(formats::E4M3::decode(i) * form.multiplier)) << i;
+    }
+    EXPECT_EQ(expand_integers(form, codes.data(), 96, 1, 96, words.data()), 0U);
+    EXPECT_EQ(words[95], formats::E4M3::decode(95) * form.multiplier);
   });
 }
 
