@@ -1,4 +1,5 @@
 // Query rows and heads on the card: cases whose right value is known without a reference, for every group size.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -32,6 +33,19 @@ TEST_P(Rows, EveryGroupReadsItsOwnHead) {
       }
     }
   }
+}
+
+/// The kernel for many rows has 32 bits for the place of a page, in units that divide the strides.
+TEST_P(Rows, PagesOutOfReachAreRefused) {
+  const Tensor k = gaussian({1, 100, 2, 128}, 2);
+  Case c(gaussian({1, 5, 8, 128}, 1), k, gaussian(k.shape, 3), {format(), 16, {}});
+  DeviceCall call(c);
+  ASSERT_TRUE(call.prepare().ok());
+  CacheView& cache = call.tensors().cache;
+  cache.num_pages = 65, cache.k.data_page_stride = (std::int64_t{1} << 30) + 16;
+  const Status s = call.enqueue(nullptr);
+  EXPECT_EQ(s.code(), StatusCode::invalid_argument);
+  EXPECT_THAT(std::string(s.message()), testing::HasSubstr("make them multiples of 256"));
 }
 
 /// As on the host: a row of NaN scores is none without keys, which a merge would drop. Other rows are as they were.

@@ -213,8 +213,15 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
   d.commit_div = make_divisor(static_cast<std::uint32_t>(commit_unit(p.recipe, p.page_size)));
   d.plain = p.head_dim == kernel_head_dim(shape.head_dim) && p.page_size % kTileKeys == 0 &&
             rows_side_by_side(d.k, p.recipe.k, p.head_dim) && rows_side_by_side(d.v, p.recipe.v, p.head_dim);
-  const cudaError_t e = launch_decode(shape, plan_decode(shape, plan.multiprocessors), d, workspace.data,
-                                      static_cast<cudaStream_t>(t.stream));
+  const DecodeLaunch launch = plan_decode(shape, plan.multiprocessors);
+  if (launch.verify && !reaches_pages(d)) {
+    return invalid(
+        "cache has {} pages of which the steps, {}, {}, {} and {} bytes, have no large power of two as divisor; the "
+        "sm90 "
+        "kernel reaches 2^32 times it: make them multiples of 256",
+        d.num_pages, d.k.data_page, d.v.data_page, d.k.scale_page, d.v.scale_page);
+  }
+  const cudaError_t e = launch_decode(shape, launch, d, workspace.data, static_cast<cudaStream_t>(t.stream));
   return launch_status("attend", e);
 }
 

@@ -59,6 +59,13 @@ bool has_narrow_strides(const DecodeParams& p) {
   return true;
 }
 
+std::int32_t code_unit(const DecodeParams& p) {
+  return stride_unit(p.k.data_page | p.v.data_page, p.k.data_row | p.v.data_row);
+}
+std::int32_t scale_unit(const DecodeParams& p) {
+  return stride_unit(p.k.scale_page | p.v.scale_page, p.k.scale_row | p.v.scale_row);
+}
+
 bool has_aligned_quads(const DecodeMask& mask) {
   const std::int64_t bytes = mask.additive != 0 ? 4 : 1;
   const auto begin = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(mask.data));
@@ -86,6 +93,15 @@ std::int32_t kernel_head_dim(std::int32_t head_dim) {
 
 bool has_decode_kernel(OperandPair operands) {
   return std::find(kOperandPairs.begin(), kOperandPairs.end(), operands) != kOperandPairs.end();
+}
+
+bool reaches_pages(const DecodeParams& p) {
+  const auto reaches = [&](std::int64_t page, std::int64_t row, std::int64_t unit) {
+    return p.num_pages * page + p.page_size * row <= unit << 32;
+  };
+  const std::int32_t codes = code_unit(p), scales = scale_unit(p);
+  return reaches(p.k.data_page, p.k.data_row, codes) && reaches(p.v.data_page, p.v.data_row, codes) &&
+         reaches(p.k.scale_page, p.k.scale_row, scales) && reaches(p.v.scale_page, p.v.scale_row, scales);
 }
 
 void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& pages) {
@@ -149,6 +165,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.head_div = make_divisor(static_cast<std::uint32_t>(params.kv_heads));
   params.finishes_logits = params.softcap > 0.0F || params.alibi_slopes != nullptr || params.mask.data != nullptr;
   params.mask.quads = has_aligned_quads(params.mask) ? 1 : 0;
+  params.code_unit = code_unit(params), params.scale_unit = scale_unit(params);
   const bool general =
       params.finishes_logits != 0 || params.page_means != nullptr || shape.head_dim != kernel_head_dim(shape.head_dim);
   const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;

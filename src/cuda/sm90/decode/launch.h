@@ -42,6 +42,9 @@ struct DecodeLaunch {
 /// Fills scale_bytes, row_scale and scale_shift of pages of format `f`.
 void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& pages);
 
+/// Whether the verify kernel reaches every page; it has 32 bits for their places, see stride_unit.
+[[nodiscard]] bool reaches_pages(const DecodeParams& p);
+
 /// Fixes grid and workspace for any lengths up to max_kv on a device with `multiprocessors`.
 [[nodiscard]] DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors);
 

@@ -210,7 +210,7 @@ __device__ __forceinline__ bool expand_tile(const DecodeParams& p, std::uint32_t
     if (Config::kMasked || __builtin_expect(masked, 0)) nan = scales.hide(outside);
     if (__builtin_expect(broken, 0)) tile.low.drop_broken();
     if constexpr (Scales::kStored) {
-      tile.keep = follow_groups(fmaxf(fabsf(scales.all[0]), fabsf(scales.all[1])), state.bias);
+      follow_groups(fmaxf(fabsf(scales.all[0]), fabsf(scales.all[1])), state.bias, tile.keep);
     }
   });
   if constexpr (Config::kRowTiles < 8) ptx::wait_mma<2>();
@@ -230,6 +230,7 @@ __device__ __forceinline__ bool expand_tile(const DecodeParams& p, std::uint32_t
 }
 
 /// take_probabilities in the formats' 16-bit type, times V's scales of the thread's keys; or rounded to e4m3 before.
+/// Adds to `sum`.
 template <class Config>
 __device__ __forceinline__ bool take_probabilities(const DecodeParams& p, const float (&x)[Config::kScores],
                                                    const float (&scale)[2], const float4 (&tops)[Config::kRowTiles],

@@ -25,6 +25,10 @@ struct VerifyConfig {
   static constexpr int kKeyRowBytes = kD * kKeyInfo.bits / 8, kValueRowBytes = kD * kValueInfo.bits / 8;
   static constexpr int kScores = kRows / 2;  // of a thread: keys g, g + 8 of its warp's 16, columns 8 n + 2 t + j
   static constexpr int kHalves = 2;          // of 64 channels
+  /// Where few registers are left: P is added to the sums before it is known whether they fit; and nothing is kept or
+  /// asked for early.
+  static constexpr bool kAddsEarly = kMasked || kKeyInfo.bits > 4;
+  static constexpr bool kScarce = kAddsEarly || (kKeyScale == ScaleKind::group && kRowTiles == 4);
   static_assert(kD == 128 && kKeyInfo.bits == kValueInfo.bits);
 
   // A stage: codes of K, codes of V, scales of K, scales of V, and what a mask tensor has of the tile.

@@ -186,7 +186,7 @@ __device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const 
   const std::int32_t row0 = piece.row_block * Config::kRows, rows = min(Config::kRows, s.sq * p.group - row0);
   const int warp = team_warp<Config>(), quad = static_cast<int>(threadIdx.x % 32);
   const std::uint32_t memory = ptx::shared_address(exchange.ring) + warp / 4 * Config::kGroupBytes;
-  put_group<Config>(exchange, {memory + Config::kTopsAt + warp % 4 * Config::kRows * 8}, state, bad_page, rows);
+  put_group<Config>(exchange, RowTops<Config>(memory), state, bad_page, rows);
   sync_team<Config>();
   const auto store = [&](int row, float2 all, float4 x) {
     const RowPlace place = place_row(p, piece.head, row0 + row);

@@ -42,17 +42,18 @@ struct GroupRow {
   }
 };
 
-/// V's scales are multiplied by the float whose bits are `bias`. Makes that fit the warp's `largest`; returns what the
-/// sums so far have to be multiplied by.
-__device__ __forceinline__ float follow_groups(float largest, std::uint32_t& bias) {
-  if (!__builtin_expect(__any_sync(0xFFFFFFFFU, largest * __uint_as_float(bias) > kMostGroupScale), 0)) return 1.0F;
+/// V's scales are multiplied by the float whose bits are `bias`. Makes that fit the warp's `largest`; true if the sums
+/// so far have to be multiplied by `keep`.
+__device__ __forceinline__ bool follow_groups(float largest, std::uint32_t& bias, float& keep) {
+  if (!__builtin_expect(__any_sync(0xFFFFFFFFU, largest * __uint_as_float(bias) > kMostGroupScale), 0)) return false;
   const std::uint32_t bits = __float_as_uint(largest);
   const std::uint32_t top = __reduce_max_sync(0xFFFFFFFFU, bits < 0x7F800000U ? bits : 0U);
-  if (__uint_as_float(top) * __uint_as_float(bias) <= kMostGroupScale) return 1.0F;
+  if (__uint_as_float(top) * __uint_as_float(bias) <= kMostGroupScale) return false;
   const std::uint32_t raised = 254U + kGroupLift - min(top >> 23, kMostGroupExponent);
-  const std::int32_t keep = 127 + static_cast<std::int32_t>(raised) - static_cast<std::int32_t>(bias >> 23);
+  const std::int32_t field = 127 + static_cast<std::int32_t>(raised) - static_cast<std::int32_t>(bias >> 23);
   bias = raised << 23;
-  return __uint_as_float(static_cast<std::uint32_t>(max(keep, 0)) << 23);
+  keep = __uint_as_float(static_cast<std::uint32_t>(max(field, 0)) << 23);
+  return true;
 }
 inline constexpr std::uint32_t kNoGroups = 253U << 23;  // no scale seen yet
 

@@ -51,9 +51,10 @@ __device__ __forceinline__ void start_scores(const KeyCodes<Config>& keys, std::
                                              F&& before_last) {
   const uint4 low = keys.codes[0], high = keys.codes[1];
   const std::uint32_t words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
+  const std::uint64_t rows = ptx::whole_descriptor(ptx::same_in_warp(queries));
 #pragma unroll
   for (int m = 0; m < 4; ++m) {
-    if (m == 3) before_last();
+    if (m == 2) before_last();
     std::uint32_t f[2][4];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
@@ -65,7 +66,7 @@ __device__ __forceinline__ void start_scores(const KeyCodes<Config>& keys, std::
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const std::uint32_t a[4] = {f[0][2 * s], f[1][2 * s], f[0][2 * s + 1], f[1][2 * s + 1]};
-      ptx::multiply_async(x, a, ptx::whole_descriptor(queries) + (2 * m + s) * 2 * Config::kRows, m + s > 0 ? 1 : 0);
+      ptx::multiply_async(x, a, rows + (2 * m + s) * 2 * Config::kRows, m + s > 0 ? 1 : 0);
     }
     ptx::commit_mma();
     if (m == 0) ptx::wait_mma<1>();  // frees the registers of what was started before
@@ -81,6 +82,7 @@ struct ScoreSums {
   /// All but the end of the last chunk. `codes`: of the lane's row for matrix loads.
   __device__ __forceinline__ void start(std::uint32_t codes, std::uint32_t queries, const Lane<Config>& own,
                                         float (&x)[Config::kScores]) {
+    const std::uint64_t rows = ptx::whole_descriptor(ptx::same_in_warp(queries));
     std::uint32_t w[4];
 #pragma unroll
     for (int c = 0; c < Config::kChunks; ++c) {
@@ -92,7 +94,7 @@ struct ScoreSums {
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         const std::uint32_t a[4] = {f[0][2 * s], f[1][2 * s], f[0][2 * s + 1], f[1][2 * s + 1]};
-        ptx::multiply_async(sum[c % 2], a, ptx::whole_descriptor(queries) + (2 * c + s) * 2 * Config::kRows, s);
+        ptx::multiply_async(sum[c % 2], a, rows + (2 * c + s) * 2 * Config::kRows, s);
       }
       ptx::commit_mma();
       ptx::wait_mma<1>();  // at first of what was started before

@@ -100,9 +100,9 @@ __device__ __forceinline__ void follow_codes(std::uint32_t codes, std::uint32_t&
 }
 /// Two codes as f16 relative to the exponent; true if one is too large for it.
 __device__ __forceinline__ bool convert_codes(std::uint32_t codes, std::uint32_t& scales, std::uint32_t bias) {
-  const std::uint32_t field = __viaddmax_s16x2(codes, bias, 0U);
+  const std::uint32_t field = __viaddmin_s16x2_relu(codes, bias, 31U * 0x10001U);
   scales = field << 10;
-  return ((field + (0x7FFFU - 30U) * 0x10001U) & 0x80008000U) != 0;
+  return ((field + 0x10001U) & 0x200020U) != 0;
 }
 
 /// Scales of the words of a thread's keys g and g + 8.
@@ -112,39 +112,34 @@ struct KeyScales {
   static constexpr int kCount = kFollows ? 1 : 2;
   std::uint32_t pair[2][kCount];  // f16 twice
 
-  /// Stored ones: all of keys g and g + 8, or those of the thread's channels.
-  struct Stored {
+  /// Of the thread's channels.
+  __device__ __forceinline__ void load(std::uint32_t at, const Lane<Config>& own) {
     std::uint32_t w[2];
-
-    __device__ __forceinline__ void load(std::uint32_t at) {
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const std::uint32_t from = at + k * 8 * Config::kKeyScaleBytes;
-        if constexpr (kFollows) {
-          asm volatile("ld.shared.u32 %0, [%1];" : "=r"(w[k]) : "r"(from));
-        } else {
-          std::uint16_t two;
-          asm volatile("ld.shared.u16 %0, [%1];" : "=h"(two) : "r"(from));
-          w[k] = two;
-        }
+    for (int k = 0; k < 2; ++k) {
+      const std::uint32_t from = at + k * 8 * Config::kKeyScaleBytes;
+      if constexpr (kFollows) {
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(w[k]) : "r"(from));
+      } else {
+        std::uint16_t two;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(two) : "r"(from));
+        w[k] = two;
       }
     }
-  };
-
-  /// hidden: keys g and g + 8 that no row sees, whose scales must not be followed. True if one does not fit.
-  __device__ __forceinline__ bool convert(const Stored& stored, const Lane<Config>& own, bool masked,
-                                          const bool (&hidden)[2], std::uint32_t bias) {
     if constexpr (kFollows) {
-      codes_ = __byte_perm(stored.w[0], stored.w[1], own.key_select) & 0x00FF00FFU;
-      if (__builtin_expect(masked, 0)) {
-        if (hidden[0]) codes_ = (codes_ & 0xFFFF0000U) | kHidden;
-        if (hidden[1]) codes_ = (codes_ & 0xFFFFU) | kHidden << 16;
-      }
-      return convert_codes(codes_, halves_[0], bias);
+      codes_ = __byte_perm(w[0], w[1], own.key_select) & 0x00FF00FFU;
     } else {
-      halves_[0] = e4m3_pair(stored.w[0]), halves_[1] = e4m3_pair(stored.w[1]);
-      return false;
+      halves_[0] = e4m3_pair(w[0]), halves_[1] = e4m3_pair(w[1]);
     }
+  }
+  /// Key g or g + 8 is one that no row sees, whose scales must not be followed.
+  __device__ __forceinline__ void hide(int k) {
+    if constexpr (kFollows) codes_ = k == 0 ? (codes_ & 0xFFFF0000U) | kHidden : (codes_ & 0xFFFFU) | kHidden << 16;
+  }
+  /// True if one does not fit.
+  __device__ __forceinline__ bool convert(std::uint32_t bias) {
+    if constexpr (kFollows) return convert_codes(codes_, halves_[0], bias);
+    return false;
   }
   /// When one of the warp's did not fit.
   __device__ __forceinline__ void follow(std::uint32_t& bias) {
@@ -152,11 +147,13 @@ struct KeyScales {
   }
   __device__ __forceinline__ void spread() {
     if constexpr (kFollows) {
-      pair[0][0] = __byte_perm(halves_[0], 0, 0x1010), pair[1][0] = __byte_perm(halves_[0], 0, 0x3232);
+      pair[0][0] = half2_bits(__low2half2(bits_half2(halves_[0])));
+      pair[1][0] = half2_bits(__high2half2(bits_half2(halves_[0])));
     } else {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        pair[k][0] = __byte_perm(halves_[k], 0, 0x1010), pair[k][1] = __byte_perm(halves_[k], 0, 0x3232);
+        pair[k][0] = half2_bits(__low2half2(bits_half2(halves_[k])));
+        pair[k][1] = half2_bits(__high2half2(bits_half2(halves_[k])));
       }
     }
   }

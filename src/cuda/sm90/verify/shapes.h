@@ -33,6 +33,13 @@ constexpr bool has_verify_format(const BlockFormat& f, std::int64_t scale_bytes)
   return scale_bytes % 4 == 0 && (f.element != Element::int8 || f.block_channels == 0);
 }
 
+/// The largest power of two that divides steps of pages and of 16 rows, or 2^16. The kernel counts in it, so that 32
+/// bits say where a page lies.
+constexpr std::int32_t stride_unit(std::int64_t page, std::int64_t row) {
+  const std::int64_t all = page | row * kVerifyPage | 1 << 16;
+  return static_cast<std::int32_t>(all & -all);
+}
+
 /// Whether there is one with mask tensors, softcap and ALiBi.
 constexpr bool has_masked_verify_kernel(std::int64_t head_dim, OperandPair operands) {
   return has_verify_kernel(head_dim, operands) && operands.key == operands.value &&

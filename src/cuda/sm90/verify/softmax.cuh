@@ -22,16 +22,19 @@ __device__ __forceinline__ int group_barrier() {
 /// (factor, maximum) of the rows of a warp in shared memory: 16 bytes for columns 2 t and 2 t + 1 of a row tile.
 template <class Config>
 struct RowTops {
-  std::uint32_t at;
+  std::uint32_t at;  // of the lane's columns of the first row tile
 
-  __device__ __forceinline__ float4 load(int n) const { return ptx::load_shared(at + (n * 4 + threadIdx.x % 4) * 16); }
+  /// memory: of the warpgroup.
+  __device__ __forceinline__ explicit RowTops(std::uint32_t memory)
+      : at(memory + Config::kTopsAt + threadIdx.x / 32 % 4 * Config::kRows * 8 + threadIdx.x % 4 * 16) {}
+
+  __device__ __forceinline__ float4 load(int n) const { return ptx::load_shared(at + n * 64); }
   __device__ __forceinline__ void load(float4 (&all)[Config::kRowTiles]) const {
 #pragma unroll
     for (int n = 0; n < Config::kRowTiles; ++n) all[n] = load(n);
   }
   __device__ __forceinline__ void store(int n, float4 v) const {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + (n * 4 + threadIdx.x % 4) * 16), "f"(v.x),
-                 "f"(v.y), "f"(v.z), "f"(v.w)
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + n * 64), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
                  : "memory");
   }
   /// scaled: scores will be logits.
@@ -134,12 +137,14 @@ __device__ __forceinline__ void spread_group_nan(const DecodeParams& p, const Se
   }
 }
 
-/// P of the thread's scores as pairs of columns [n][key g, g + 8], and adds them to `sum`. True if one is too large.
+/// P of the thread's scores as pairs of columns [n][key g, g + 8], and their sums, of kAddsEarly added to `sum`. True
+/// if one is too large.
 template <class Config>
 __device__ __forceinline__ bool take_probabilities(const float (&x)[Config::kScores],
                                                    const float4 (&tops)[Config::kRowTiles],
                                                    float (&sum)[Config::kRowTiles][2],
                                                    std::uint32_t (&pairs)[Config::kRowTiles][2]) {
+  constexpr bool kBegin = !Config::kAddsEarly;
   std::uint32_t all = 0;
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {
@@ -148,7 +153,8 @@ __device__ __forceinline__ bool take_probabilities(const float (&x)[Config::kSco
     for (int r = 0; r < 2; ++r) {
       const float p0 = ptx::exp2_fast(fmaf(x[n * 4 + 2 * r], top.x, -top.z));
       const float p1 = ptx::exp2_fast(fmaf(x[n * 4 + 2 * r + 1], top.y, -top.w));
-      sum[n][0] += p0, sum[n][1] += p1;
+      sum[n][0] = kBegin && r == 0 ? p0 : sum[n][0] + p0;
+      sum[n][1] = kBegin && r == 0 ? p1 : sum[n][1] + p1;
       pairs[n][r] = half2_bits(__floats2half2_rn(p0, p1));
       all |= pairs[n][r];
     }

@@ -9,7 +9,7 @@
 namespace mpfa::sm90 {
 
 /// A warpgroup's way through its tiles of a piece: tile i is computed while those up to i + kStages - 1 are copied;
-/// lane l knows the places of tiles 32 n + l.
+/// lanes l and l + 16 know the places of tiles 16 n + l, and ask for the next page id.
 template <class Config>
 class GroupWalk {
  public:
@@ -26,6 +26,7 @@ class GroupWalk {
     count_ = (end_ - first_ + kStep - 1) / kStep;
     whole_begin_ = max(s.all_begin - first_ + kStep - 1, 0) / kStep;
     whole_count_ = (max(min(s.all_end, end_) - first_ - kVerifyKeys, -kStep) + kStep) / kStep - whole_begin_;
+    if constexpr (!Config::kScarce) ahead_ = ask(work, 0);
 #pragma unroll
     for (int i = 0; i < Config::kEarlyStages; ++i) copy<false>(memory + i * Config::kStageBytes, i, find(work, i));
   }
@@ -34,14 +35,15 @@ class GroupWalk {
   __device__ __forceinline__ void run(const Exchange<Config>& exchange, const Work& work, std::uint32_t memory,
                                       GroupState<Config>& state) {
     const std::uint32_t warp = threadIdx.x / 32 % 4;
-    const int barrier = group_barrier();
+    const std::int32_t barrier = Config::kScarce ? group_barrier() : uniform(group_barrier());
     memory = uniform(memory);
     first_ = uniform(first_), end_ = uniform(end_), count_ = uniform(count_);
     whole_begin_ = uniform(whole_begin_), whole_count_ = uniform(max(whole_count_, 0));
-    const std::uint32_t queries = ptx::matrix_descriptor(uniform(ptx::shared_address(exchange.queries)), Config::kRows);
+    const std::uint32_t queries = uniform(ptx::matrix_descriptor(ptx::shared_address(exchange.queries), Config::kRows));
     std::uint32_t probabilities = ptx::matrix_descriptor(memory + Config::kProbabilitiesAt, Config::kRows);
     std::uint32_t put = memory + Config::kProbabilitiesAt + probability_place<Config>();
-    const RowTops<Config> tops{memory + Config::kTopsAt + warp * Config::kRows * 8};
+    RowTops<Config> tops(memory);
+    if constexpr (!Config::kScarce) ptx::keep_in_register(tops.at);
     Lane<Config> own;
     own.enter(*p_, memory + Config::kScratchAt + warp * Config::kScratchBytes);
     ptx::keep_in_register(put);
@@ -81,7 +83,9 @@ class GroupWalk {
         if ((tile.rare & kMaskActs) != 0) mask_.apply(work, stage, x);
       }
       if (__builtin_expect((tile.rare & ~kMaskActs) != 0, 0)) {
-        if ((tile.rare & kScaled) != 0) scale_outputs<Config>(state, tile.keep);
+        if constexpr (Config::kValueScale != ScaleKind::e4m3) {
+          if ((tile.rare & kScaled) != 0) scale_outputs<Config>(state, tile.keep);
+        }
         if ((tile.rare & kMasked) != 0) {
           const std::int32_t first = first_ + i * kStep, row0 = work.piece.row_block * Config::kRows;
           mask_group_scores<Config>(*p_, work.sequence, row0, first + warp * 16, end_, x);
@@ -108,11 +112,13 @@ class GroupWalk {
       }
       high.expand(tile.value_scales, 1);
 
-      float sum[Config::kRowTiles][2];
-#pragma unroll
-      for (int k = 0; k < 2 * Config::kRowTiles; ++k) sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
+      float sum[Config::kRowTiles][2];  // of the tile, of kAddsEarly with those before
       std::uint32_t pairs[Config::kRowTiles][2];
       const auto take = [&] {
+#pragma unroll
+        for (int k = 0; k < 2 * Config::kRowTiles && Config::kAddsEarly; ++k) {
+          sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
+        }
         if constexpr (kBytes<Config>) {
           return take_probabilities<Config>(*p_, x, tile.value_scales.key, tile.top, sum, pairs);
         } else {
@@ -123,19 +129,22 @@ class GroupWalk {
       store_probabilities<Config>(put, pairs);
       ptx::wait_copies<Config::kStages - 2>();
       // P and V of the next tile are there for the whole warpgroup, and what was read is free.
-      if (__builtin_expect(ptx::any_of_some<128>(barrier, raise), 0)) {
+      const bool any = ptx::any_of_some<128>(barrier, raise);
+      const auto copy_next = [&, stage] { copy(stage, i + Config::kStages, find(work, i + Config::kStages)); };
+      if constexpr (!Config::kScarce) copy_next();
+      if (__builtin_expect(any, 0)) {
         raise_group_maxima<Config>(x, tops, memory + Config::kWarpMaximaAt, barrier, state);
-#pragma unroll
-        for (int k = 0; k < 2 * Config::kRowTiles; ++k) sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
         tops.load(tile.top);
         take();
         store_probabilities<Config>(put, pairs);
         ptx::sync_some<128>(barrier);
       }
 #pragma unroll
-      for (int k = 0; k < 2 * Config::kRowTiles; ++k) state.sum[k / 2][k % 2] = sum[k / 2][k % 2];
-      const auto copy_next = [&, stage] { copy(stage, i + Config::kStages, find(work, i + Config::kStages)); };
-      if constexpr (!kBytes<Config>) copy_next();
+      for (int k = 0; k < 2 * Config::kRowTiles; ++k) {
+        float& all = state.sum[k / 2][k % 2];
+        all = Config::kAddsEarly ? sum[k / 2][k % 2] : all + sum[k / 2][k % 2];
+      }
+      if constexpr (Config::kScarce && !kBytes<Config>) copy_next();
 
 #pragma unroll
       for (int h = 0; h < Config::kHalves; ++h) ptx::pin(state.out[h]);
@@ -162,7 +171,7 @@ class GroupWalk {
   }
 
  private:
-  static constexpr std::int32_t kStep = Config::kGroups * kVerifyKeys;
+  static constexpr std::int32_t kStep = Config::kGroups * kVerifyKeys, kLookUp = 16;
   static constexpr std::uint32_t kNan = 0xFU, kMasked = 0x10U, kScaled = 0x20U, kMaskActs = 0x40U, kBroken = 0x80U;
 
   /// The same in every lane, for what MMAs take from uniform registers.
@@ -177,7 +186,7 @@ class GroupWalk {
     ValueSteps<Config> low;
     float4 top[Config::kRowTiles];
     float keep;          // what outputs have to be multiplied by
-    std::uint32_t rare;  // 0, or kMasked and the NaN of Unseen, and kScaled if `keep` is not 1
+    std::uint32_t rare;  // kMasked, kScaled if `keep` matters, kMaskActs; alike in a warp but for the NaN of Unseen
   };
   /// The first of the warp's keys of tile i.
   __device__ __forceinline__ std::int32_t warp_key(std::int32_t i) const {
@@ -209,11 +218,11 @@ class GroupWalk {
                                          const RowTops<Config>& tops, float (&x)[Config::kScores], Tile& tile,
                                          GroupState<Config>& state) {
     auto stored = ValueScales<Config>::codes(p_->v, stage + own.value_scales, own);
-    typename KeyScales<Config>::Stored stored_keys;
-    if constexpr (!kScalesSums<Config>) stored_keys.load(stage + own.key_scales);
+    KeyScales<Config> key_scales;
+    if constexpr (!kScalesSums<Config>) key_scales.load(stage + own.key_scales, own);
     Unseen unseen;
+    tile.rare = 0;
     const bool masked = static_cast<std::uint32_t>(i - whole_begin_) >= static_cast<std::uint32_t>(whole_count_);
-    bool hidden[2] = {false, false};  // keys g and g + 8 of K
     if (__builtin_expect(masked, 0)) {
       const auto lane = static_cast<std::int32_t>(threadIdx.x % 32),
                  warp = static_cast<std::int32_t>(threadIdx.x / 32 % 4);
@@ -222,25 +231,26 @@ class GroupWalk {
       };
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        hidden[k] = outside(16 * warp + lane / 4 + 8 * k), unseen.hidden[k] = outside(2 * lane + k);
+        if (outside(16 * warp + lane / 4 + 8 * k)) key_scales.hide(k);
+        unseen.hidden[k] = outside(2 * lane + k);
       }
       ValueScales<Config>::hide(stored, unseen);
+      tile.rare = kMasked | unseen.nan;
     }
     if constexpr (Config::kMasked) {
       if (!masked) ValueScales<Config>::hide(stored, unseen);  // a mask tensor may hide keys of any tile
     }
     std::uint32_t mask_acts = 0;
-    KeyScales<Config> key_scales;
     std::uint32_t halves[2];
-    tile.keep = 1.0F;
     if constexpr (kScalesSums<Config>) {
-      tile.keep = follow_groups(fmaxf(fabsf(stored.x), fabsf(stored.y)), state.bias);
+      if (follow_groups(fmaxf(fabsf(stored.x), fabsf(stored.y)), state.bias, tile.keep)) tile.rare |= kScaled;
       ValueScales<Config>::convert(stored, halves, state.bias);
     } else {
       bool beyond = ValueScales<Config>::convert(stored, halves, state.bias);
-      beyond = key_scales.convert(stored_keys, own, masked, hidden, state.key_bias) || beyond;
+      beyond = key_scales.convert(state.key_bias) || beyond;
       if (KeyScales<Config>::kFollows && __builtin_expect(__any_sync(0xFFFFFFFFU, beyond), 0)) {
         tile.keep = ValueScales<Config>::follow(stored, halves, state.bias);
+        tile.rare |= kScaled;
         key_scales.follow(state.key_bias);
         if (!Config::kMasked || !scales_logits(*p_)) tops.scale(exchange.factors, followed_unit(state.key_bias));
       }
@@ -277,28 +287,31 @@ class GroupWalk {
       expand_values();
       ptx::pin(x);
     }
-    tile.rare = (tile.keep != 1.0F ? kScaled : 0U) | (masked ? kMasked | unseen.nan : 0U);
     if constexpr (Config::kMasked)
       tile.rare |= mask_acts | (__any_sync(0xFFFFFFFFU, unseen.nan != 0) ? kMasked | unseen.nan : 0U);
   }
 
-  /// Places of tiles i to i + 31, one a lane.
-  __device__ __forceinline__ Place locate(const Work& work, std::int32_t i) {
-    const std::int32_t own = i + static_cast<std::int32_t>(threadIdx.x % 32);
-    if (own >= count_) return {};
-    const Place place = pages_.locate(work, first_ + own * kStep);
-    const bool bad = static_cast<std::uint32_t>(place.page) >= static_cast<std::uint32_t>(p_->num_pages);
-    bad_page_ = bad_page_ || bad;
-    return {bad ? 0 : place.page, place.slot};
+  /// The page id of the lane's one of tiles i to i + 15.
+  __device__ __forceinline__ std::int32_t ask(const Work& work, std::int32_t i) const {
+    const std::int32_t own = i + static_cast<std::int32_t>(threadIdx.x % kLookUp);
+    return own < count_ ? pages_.ask(work, first_ + own * kStep) : 0;
   }
   /// Place of the warp's keys of tile i; of all tiles, in order.
-  __device__ __forceinline__ Place find(const Work& work, std::int32_t i) {
-    if (__builtin_expect(i % 32 == 0, 0)) now_ = locate(work, i);
-    return {__shfl_sync(0xFFFFFFFFU, now_.page, i), __shfl_sync(0xFFFFFFFFU, now_.slot, i)};
+  __device__ __forceinline__ GroupPlace find(const Work& work, std::int32_t i) {
+    if (__builtin_expect(i % kLookUp == 0, 0)) {
+      const std::int32_t own = i + static_cast<std::int32_t>(threadIdx.x % kLookUp);
+      const std::int32_t id = Config::kScarce ? ask(work, i) : ahead_;
+      const bool bad = own < count_ && static_cast<std::uint32_t>(id) >= static_cast<std::uint32_t>(p_->num_pages);
+      bad_page_ = bad_page_ || bad;
+      now_ = pages_.place(work, first_ + own * kStep, bad ? 0 : id);
+      if constexpr (!Config::kScarce) ahead_ = ask(work, i + kLookUp);
+    }
+    return {__shfl_sync(0xFFFFFFFFU, now_.k, i, kLookUp), __shfl_sync(0xFFFFFFFFU, now_.v, i, kLookUp),
+            __shfl_sync(0xFFFFFFFFU, now_.scales, i, kLookUp)};
   }
   /// Starts the copies of tile i, if there is one. kMasks: also of the mask tensor's part.
   template <bool kMasks = true>
-  __device__ __forceinline__ void copy(std::uint32_t stage, std::int32_t i, Place place) const {
+  __device__ __forceinline__ void copy(std::uint32_t stage, std::int32_t i, GroupPlace place) const {
     if constexpr (kMasks && Config::kMasked) {
       const auto begins = mask_.begins();
       if (i < count_) {
@@ -316,7 +329,8 @@ class GroupWalk {
   TileMask<Config> mask_;
   std::int32_t first_, end_, count_;
   std::int32_t whole_begin_, whole_count_;  // tiles of which every row sees every key
-  Place now_{};
+  GroupPlace now_{};
+  std::int32_t ahead_ = 0;
   bool bad_page_ = false;
 };
 
