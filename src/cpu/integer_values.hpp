@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "cpu/integer_scores.hpp"
+#include "cpu/integer_codes.hpp"
 #include "mpfa/attention.hpp"
 
 namespace mpfa::cpu {

@@ -132,13 +132,5 @@ TEST(IntegerScores, RowsThatAreNotFiniteOrOutOfProportionAreMarkedAlone) {
   });
 }
 
-TEST(IntegerScores, FormatsThatAreNotWholeAreLeftToFloats) {
-  on_every_target([] {
-    for (const char* name : {"lloyd4", "fp8_e4m3", "bf16", "int4_asym", "fp8_e5m2"}) {
-      EXPECT_FALSE(Keys(name, Integers::unsigned_bytes).taken) << name;
-    }
-  });
-}
-
 }  // namespace
 }  // namespace mpfa::cpu

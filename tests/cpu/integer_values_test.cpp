@@ -179,34 +179,5 @@ TEST(IntegerValues, FoldedBlocksStayExactWithinSixBinades) {
   });
 }
 
-TEST(IntegerValues, E4m3BecomesTheNearestWords) {
-  on_every_target([] {
-    IntegerForm form;
-    const formats::WordFormat format = formats::word_format(parse_format("fp8_e4m3").value(), 256);
-    if (!integer_form(format, 256, Integers::signed_words, form)) return;
-    std::vector<std::byte> codes;
-    for (int i = 0; i < 256; ++i) codes.push_back(static_cast<std::byte>(i));
-    std::vector<std::int16_t> words(256);
-    EXPECT_EQ(expand_integers(form, codes.data(), 256, 1, 256, words.data()), 1U);
-    for (std::uint32_t i = 0; i < 256; ++i) {
-      if ((i & 0x7F) == 0x7F) continue;  // NaN
-      EXPECT_EQ(words[i], std::nearbyint(formats::E4M3::decode(i) * form.multiplier)) << i;
-    }
-    EXPECT_EQ(expand_integers(form, codes.data(), 96, 1, 96, words.data()), 0U);
-    EXPECT_EQ(words[95], formats::E4M3::decode(95) * form.multiplier);
-  });
-}
-
-TEST(IntegerValues, NanCodesAreReported) {
-  on_every_target([] {
-    Problem x("fp8_e4m3", {0, kKeyTile}, kPanel);
-    if (!x.taken) return;
-    std::vector<std::byte> codes(3 * kChannels);
-    codes[kChannels + 40] = std::byte{0xFF};
-    std::vector<std::int16_t> rows(3 * kChannels);
-    EXPECT_EQ(expand_integers(x.form, codes.data(), kChannels, 3, kChannels, rows.data()), 0b010U);
-  });
-}
-
 }  // namespace
 }  // namespace mpfa::cpu
