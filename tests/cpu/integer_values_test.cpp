@@ -158,8 +158,9 @@ TEST(IntegerValues, FoldedBlocksStayExactWithinSixBinades) {
     for (std::int16_t& x : words) x = static_cast<std::int16_t>(static_cast<int>(rng() % 25) - 12);
     for (std::size_t i = 0; i < factors.size(); ++i) {
       const float size = i % kBlocks == 1 ? 0x1p-20F : std::exp2(-static_cast<float>(rng() % 6));
-      const float of_key = std::exp2(static_cast<float>(i / kBlocks) - 30);
-      factors[i] = i / kBlocks == 9 ? 0.0F : static_cast<float>(8 + rng() % 8) / 8 * size * of_key;
+      const std::size_t key = i / kBlocks;
+      const float of_key = std::exp2(static_cast<float>(key) - 30);
+      factors[i] = key == 9 ? 0.0F : static_cast<float>(8 + rng() % 8) / 8 * size * of_key;
     }
     const auto before = words;
     const auto factors_before = factors;
