@@ -216,9 +216,8 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
   const DecodeLaunch launch = plan_decode(shape, plan.multiprocessors);
   if (launch.verify && !reaches_pages(d)) {
     return invalid(
-        "cache has {} pages of which the steps, {}, {}, {} and {} bytes, have no large power of two as divisor; the "
-        "sm90 "
-        "kernel reaches 2^32 times it: make them multiples of 256",
+        "cache has {} pages whose strides, {}, {}, {} and {} bytes, have no large power of two as divisor; with more "
+        "than 8 query rows of a KV head the sm90 kernel reaches 2^32 times that divisor: make them multiples of 256",
         d.num_pages, d.k.data_page, d.v.data_page, d.k.scale_page, d.v.scale_page);
   }
   const cudaError_t e = launch_decode(shape, launch, d, workspace.data, static_cast<cudaStream_t>(t.stream));
