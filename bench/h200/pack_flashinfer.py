@@ -17,7 +17,7 @@ from pathlib import Path
 
 SOURCES = "flashinfer/data/csrc/"
 LARGE_FOLDER = 300_000
-OTHER_OPERATIONS = ("experimental/", "fused_moe/", "moe_ep/", "gdn_kernels/", "comm/", "data/cutlass/tools/")
+OTHER_OPERATIONS = ("experimental/", "fused_moe/", "moe_ep/", "gdn_kernels/", "comm/")
 
 
 def wanted(names: dict[str, int]) -> list[str]:

@@ -1,15 +1,20 @@
 """Time the decode peers on the card: scaled_dot_product_attention of PyTorch (cuDNN, flash) and FlashInfer.
 
-    python bench/h200/peers.py --out decode_peers.json [--flashinfer FOLDER] [--quick]
+    python bench/h200/peers.py --out decode_peers.json [--flashinfer FOLDER] [--grid all|decode|verify|quick]
 
 Every peer runs as a replayed CUDA graph with the level-2 cache flushed before each timed replay. FOLDER holds what
 pack_flashinfer.py packed; its kernels (bf16, fp8 and nvfp4 caches, pages of 64 in random order) are built at first use.
+
+A row of the file has `peers`, {name: {median_us, min_us, max_us, mask}} where mask says what limits q rows to their
+keys, "causal" (the last row sees all keys, the one before it all but one) or "none"; a peer that failed has
+{error, mask} instead.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import time
@@ -19,6 +24,7 @@ from pathlib import Path
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 PAGE = 64
@@ -27,18 +33,17 @@ FLUSH_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Case:
-    """One decode step: a query row for each of b sequences over kv keys."""
+    """One step of decode or verify: q query rows for each of b sequences over kv keys, those of the rows included."""
 
     b: int
     kv: int
+    q: int = 1
     hq: int = 32
     hkv: int = 8
     d: int = 128
 
 
-def grid(quick: bool) -> list[Case]:
-    if quick:
-        return [Case(1, 4096), Case(8, 32768)]
+def decode_grid() -> list[Case]:
     lengths = {
         1: (4096, 16384, 32768, 131072),
         8: (4096, 16384, 32768, 131072),
@@ -46,6 +51,20 @@ def grid(quick: bool) -> list[Case]:
         64: (8192, 16384, 32768),
     }
     return [Case(b, kv) for b, kvs in lengths.items() for kv in kvs]
+
+
+def verify_grid() -> list[Case]:
+    """The steps of decode_bench with 4, 8 and 16 query heads a KV head; one row of 4 heads is a case of decode."""
+    cases = [Case(32, 16384, q, hq) for hq in (32, 64, 128) for q in (1, 2, 4, 8)]
+    return [case for case in cases if case != Case(32, 16384)]
+
+
+GRIDS: dict[str, Callable[[], list[Case]]] = {
+    "all": lambda: decode_grid() + verify_grid(),
+    "decode": decode_grid,
+    "verify": verify_grid,
+    "quick": lambda: [Case(1, 4096), Case(8, 32768), Case(8, 4096, 4)],
+}
 
 
 def time_graph(call: Callable[[], object], repeats: int = 30) -> dict[str, float]:
@@ -70,88 +89,125 @@ def time_graph(call: Callable[[], object], repeats: int = 30) -> dict[str, float
     return {"median_us": statistics.median(times), "min_us": min(times), "max_us": max(times)}
 
 
-def torch_calls(case: Case) -> dict[str, Callable[[], object]]:
+def torch_call(case: Case, backend: SDPBackend) -> Callable[[], object]:
+    """Keys contiguous, as PyTorch wants them; several rows are causal where the backend can align them to the end."""
     make = {"dtype": torch.bfloat16, "device": "cuda"}
-    q = torch.randn((case.b, case.hq, 1, case.d), **make)
+    q = torch.randn((case.b, case.hq, case.q, case.d), **make)
     k, v = (torch.randn((case.b, case.hkv, case.kv, case.d), **make) for _ in range(2))
+    # Only flash has this mask as a mode; is_causal of the others aligns the first row with the first key.
+    bias = causal_lower_right(case.q, case.kv) if case.q > 1 and backend == SDPBackend.FLASH_ATTENTION else None
 
-    def sdpa(backend: SDPBackend) -> Callable[[], object]:
-        def call() -> object:
-            with sdpa_kernel(backend):
-                return scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    def call() -> object:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
 
-        return call
-
-    return {"torch_cudnn_bf16": sdpa(SDPBackend.CUDNN_ATTENTION), "torch_flash_bf16": sdpa(SDPBackend.FLASH_ATTENTION)}
+    return call
 
 
-def flashinfer_call(case: Case, kind: str) -> Callable[[], object]:
-    """Paged decode over a cache of kind bf16, fp8 or nvfp4 with a bf16 query."""
-    from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
+def flashinfer_call(case: Case, kind: str, backend: str = "fa2") -> Callable[[], object]:
+    """Paged attention over a cache of kind bf16, fp8 or nvfp4 with bf16 queries, causal for several rows.
+
+    One row is a call of its decode wrapper, several are one of its prefill wrapper (backend fa2 or fa3).
+    """
+    from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
     device = {"device": "cuda"}
     pages = case.kv // PAGE
     total = case.b * pages
-    indptr = torch.arange(case.b + 1, dtype=torch.int32, **device) * pages
+    starts = torch.arange(case.b + 1, dtype=torch.int32, **device)
+    indptr = starts * pages
     indices = torch.randperm(total, **device).int()
     last = torch.full((case.b,), PAGE, dtype=torch.int32, **device)
-    wrapper = BatchDecodeWithPagedKVCacheWrapper(
-        torch.empty(512 * 2**20, dtype=torch.uint8, **device),
-        "NHD",
-        use_cuda_graph=True,
-        use_tensor_cores=True,
-        paged_kv_indptr_buffer=indptr,
-        paged_kv_indices_buffer=indices,
-        paged_kv_last_page_len_buffer=last,
-    )
-    shape = (total, PAGE, case.hkv, case.d)
+    workspace = torch.empty(512 * 2**20, dtype=torch.uint8, **device)
     stored = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "nvfp4": torch.uint8}[kind]
-    wrapper.plan(
-        indptr, indices, last, case.hq, case.hkv, case.d, PAGE, q_data_type=torch.bfloat16, kv_data_type=stored
-    )
-    q = torch.randn((case.b, case.hq, case.d), dtype=torch.bfloat16, **device)
-    if kind == "nvfp4":
-        codes = tuple(
-            torch.randint(0, 256, (*shape[:3], case.d // 2), dtype=torch.uint8, **device) for _ in range(2)
+    heads = (case.hq, case.hkv, case.d, PAGE)
+    dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": stored}
+    q = torch.randn((case.b * case.q, case.hq, case.d), dtype=torch.bfloat16, **device)
+    if case.q == 1:
+        wrapper = BatchDecodeWithPagedKVCacheWrapper(
+            workspace,
+            "NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=True,
+            paged_kv_indptr_buffer=indptr,
+            paged_kv_indices_buffer=indices,
+            paged_kv_last_page_len_buffer=last,
         )
+        wrapper.plan(indptr, indices, last, *heads, **dtypes)
+    else:
+        rows = starts * case.q
+        wrapper = BatchPrefillWithPagedKVCacheWrapper(
+            workspace,
+            "NHD",
+            use_cuda_graph=True,
+            qo_indptr_buf=rows,
+            paged_kv_indptr_buf=indptr,
+            paged_kv_indices_buf=indices,
+            paged_kv_last_page_len_buf=last,
+            backend=backend,
+        )
+        # Told that every sequence has q rows, it plans tiles for these and not for the worst case of a graph.
+        wrapper.plan(rows, indptr, indices, last, *heads, causal=True, uniform_q_len=case.q, **dtypes)
+    out = torch.empty_like(q)  # its prefill clears an output that it makes itself
+    shape = (total, PAGE, case.hkv, case.d)
+    if kind == "nvfp4":
+        codes = tuple(torch.randint(0, 256, (*shape[:3], case.d // 2), dtype=torch.uint8, **device) for _ in range(2))
         scales = tuple(torch.ones((*shape[:3], case.d // 16), **device).to(torch.float8_e4m3fn) for _ in range(2))
-        return lambda: wrapper.run(q, codes, kv_cache_sf=scales)
+        return lambda: wrapper.run(q, codes, out=out, kv_cache_sf=scales)
     cache = tuple(torch.randn(shape, dtype=torch.bfloat16, **device).to(stored) for _ in range(2))
-    return lambda: wrapper.run(q, cache)
+    return lambda: wrapper.run(q, cache, out=out)
 
 
-def measure(case: Case, flashinfer: bool) -> dict[str, dict]:
-    """Times of every peer; a peer that fails is left out and its message goes to stderr."""
-    times: dict[str, dict] = {}
-    makers: dict[str, Callable[[], Callable[[], object]]] = {
-        name: lambda name=name: torch_calls(case)[name] for name in ("torch_cudnn_bf16", "torch_flash_bf16")
+def makers(case: Case, flashinfer: bool) -> dict[str, Callable[[], Callable[[], object]]]:
+    """{name: function that makes the call}."""
+    found: dict[str, Callable[[], Callable[[], object]]] = {
+        "torch_cudnn_bf16": lambda: torch_call(case, SDPBackend.CUDNN_ATTENTION),
+        "torch_flash_bf16": lambda: torch_call(case, SDPBackend.FLASH_ATTENTION),
     }
     if flashinfer:
         for kind in ("bf16", "fp8", "nvfp4"):
-            makers[f"flashinfer_{kind}"] = lambda kind=kind: flashinfer_call(case, kind)
-    for name, make in makers.items():
+            found[f"flashinfer_{kind}"] = lambda kind=kind: flashinfer_call(case, kind)
+        if case.q > 1:
+            found["flashinfer_fa3_bf16"] = lambda: flashinfer_call(case, "bf16", "fa3")
+    return found
+
+
+def measure(case: Case, flashinfer: bool) -> dict[str, dict]:
+    """Times of every peer; of one that fails the message, so that a table can say why it has no time."""
+    times: dict[str, dict] = {}
+    for name, make in makers(case, flashinfer).items():
+        mask = "causal" if case.q > 1 and name != "torch_cudnn_bf16" else "none"
         try:
-            times[name] = time_graph(make())
-        except (RuntimeError, ValueError, TypeError) as error:
-            print(f"{name} {case}: {error}", file=sys.stderr)
+            times[name] = {**time_graph(make()), "mask": mask}
+        except Exception as error:  # whatever a peer raises, the others are still timed
+            times[name] = {"error": reason(error), "mask": mask}
+            print(f"{name} {case}: {times[name]['error']}", file=sys.stderr)
         torch.cuda.empty_cache()
     return times
+
+
+def reason(error: Exception) -> str:
+    """The type and the first line that names an error, without folders: the compiler's where a kernel did not build."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if "error" in line.lower()] or lines or ["no message"]
+    return f"{type(error).__name__}: {re.sub(r'[^ ]*/', '', told[0])[:200]}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--flashinfer", type=Path, help="folder with what pack_flashinfer.py packed")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--grid", choices=GRIDS, default="all", help="which cases to time")
     args = parser.parse_args()
     if args.flashinfer:
         sys.path.insert(0, str(args.flashinfer))
     rows = []
-    for case in grid(args.quick):
+    for case in GRIDS[args.grid]():
         begin = time.perf_counter()
         rows.append({**asdict(case), "page": PAGE, "peers": measure(case, args.flashinfer is not None)})
-        summary = ", ".join(f"{name} {t['median_us']:.1f}" for name, t in rows[-1]["peers"].items())
-        print(f"b{case.b} kv{case.kv}: {summary} us ({time.perf_counter() - begin:.0f} s)", flush=True)
+        summary = ", ".join(f"{name} {t.get('median_us', 0):.1f}" for name, t in rows[-1]["peers"].items())
+        shape = f"b{case.b} kv{case.kv} q{case.q} hq{case.hq}"
+        print(f"{shape}: {summary} us ({time.perf_counter() - begin:.1f} s)", flush=True)
         device = torch.cuda.get_device_properties(0)
         result = {"device": device.name, "torch": torch.__version__, "cuda": torch.version.cuda, "rows": rows}
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

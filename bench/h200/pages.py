@@ -1,0 +1,164 @@
+"""Write the tables of README.md and docs/notes/hopper-decode.md whose figures are in bench/results/h200/decode.json.
+
+    python bench/h200/pages.py
+
+Replaces what lies between <!-- NAME: bench/h200/pages.py --> and <!-- end -->; a test says whether pages and results
+agree, so run it after collect.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from collect import cache, is_decode, verify_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results" / "h200" / "decode.json"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "notes" / "hopper-decode.md")
+FORMATS = {
+    "mxfp4": "mxfp4",
+    "nvfp4": "nvfp4",
+    "int4_g64": "int4_g64",
+    "mxfp4_f32": "mxfp4_f32",
+    "nvfp4+fp8_e4m3": "nvfp4 + fp8_e4m3",
+    "fp8_e4m3": "fp8_e4m3",
+    "int8": "int8",
+    "bf16": "bf16",
+}
+COMPARED = {
+    "mxfp4": "mxfp4",
+    "nvfp4": "nvfp4",
+    "int4_g64": "int4_g64",
+    "nvfp4+fp8_e4m3": "nvfp4 + fp8",
+    "fp8_e4m3": "fp8",
+}
+PEERS = {
+    "PyTorch bf16": ("torch_cudnn_bf16", "torch_flash_bf16"),
+    "FlashInfer bf16": ("flashinfer_bf16", "flashinfer_fa3_bf16"),
+    "fp8": ("flashinfer_fp8",),
+    "nvfp4": ("flashinfer_nvfp4",),
+}
+
+
+def three_digits(us: float | None) -> str:
+    return "-" if us is None else f"{us:.1f}" if us < 100 else f"{us:.0f}"
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first column is left-aligned, the others right-aligned."""
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def compared(rows: dict[str, dict]) -> list[str]:
+    """Cells of ours and of the peers, of the rows of one shape by format."""
+    peers = rows["mxfp4"]["peers"]
+    ours = [rows[name]["median_us"] for name in COMPARED]
+    return [*map(three_digits, ours), *(three_digits(min_of(peers, names)) for names in PEERS.values())]
+
+
+def min_of(peers: dict[str, float], names: tuple[str, ...]) -> float | None:
+    return min((peers[name] for name in names if name in peers), default=None)
+
+
+def decode_table(rows: list[dict]) -> str:
+    """Ours beside the peers by sequences and keys."""
+    shapes: dict[tuple[int, int], dict[str, dict]] = {}
+    for row in rows:
+        if is_decode(row) and row["peers"]:
+            shapes.setdefault((row["b"], row["kv"]), {})[cache(row)] = row
+    shown = ((1, 4096), (1, 32768), (8, 32768), (32, 8192), (32, 32768), (64, 32768))
+    lines = [[f"{b} x {kv // 1024}k", *compared(shapes[b, kv])] for b, kv in shown]
+    return markdown(("sequences x keys", *COMPARED.values(), *PEERS), lines)
+
+
+def by_step(rows: list[dict]) -> dict[tuple[int, int], dict[str, dict]]:
+    """{(query heads of a KV head, tokens): {format: row}} of the verify steps."""
+    steps: dict[tuple[int, int], dict[str, dict]] = {}
+    for row in verify_rows(rows):
+        steps.setdefault((row["hq"] // row["hkv"], row["q"]), {})[cache(row)] = row
+    return dict(sorted(steps.items()))
+
+
+def verify_table(rows: list[dict]) -> str:
+    """Ours beside the peers by query heads of a KV head and tokens, and the fastest peer's time relative to mxfp4's."""
+    lines = [
+        [f"{heads} x {tokens}", *compared(step), f"{step['mxfp4']['speedup_over_fastest']:.1f}x"]
+        for (heads, tokens), step in by_step(rows).items()
+        if heads > 4 and tokens > 1
+    ]
+    return markdown(("heads x tokens", *COMPARED.values(), *PEERS, "fastest / mxfp4"), lines)
+
+
+def rows_table(rows: list[dict]) -> str:
+    """Times by query rows of a KV head; where several steps have as many, that of the fewest heads."""
+    steps: dict[int, dict[str, dict]] = {}
+    for (heads, tokens), step in by_step(rows).items():
+        steps.setdefault(heads * tokens, step)
+    lines = [[shown, *(f"{step[name]['median_us']:.0f}" for step in steps.values())] for name, shown in FORMATS.items()]
+    return markdown(("us by rows of a KV head, 32 sequences of 16k", *map(str, steps)), lines)
+
+
+def tokens_table(rows: list[dict]) -> str:
+    """Times of 2, 4 and 8 tokens relative to one."""
+    steps = by_step(rows)
+
+    def ratios(name: str, heads: int) -> str:
+        times = [steps[heads, tokens][name]["median_us"] for tokens in (1, 2, 4, 8)]
+        return ", ".join(f"{time / times[0]:.2f}" for time in times[1:])
+
+    lines = [[shown, *(ratios(name, heads) for heads in (4, 8, 16))] for name, shown in FORMATS.items()]
+    return markdown(("q_len 2, 4, 8 against 1", "4 query heads a KV head", "8", "16"), lines)
+
+
+def peers_table(rows: list[dict]) -> str:
+    """Every peer of the verify steps, and below why one has no time."""
+    named = {
+        "torch_cudnn_bf16": "cuDNN",
+        "torch_flash_bf16": "flash",
+        "flashinfer_bf16": "FlashInfer bf16",
+        "flashinfer_fa3_bf16": "fa3 bf16",
+        "flashinfer_fp8": "fp8",
+        "flashinfer_nvfp4": "nvfp4",
+    }
+    steps = {shape: step["bf16"] for shape, step in by_step(rows).items()}
+    lines = []
+    for (heads, tokens), row in steps.items():
+        times = (row["median_us"], *(row["peers"].get(name) for name in named))
+        lines.append([f"{heads} x {tokens}", *map(three_digits, times)])
+    failed = {
+        f"{named[name]}: {why}": None for row in steps.values() for name, why in row.get("failed_peers", {}).items()
+    }
+    return "\n\n".join([markdown(("us, heads x tokens", "ours bf16", *named.values()), lines), *failed])
+
+
+TABLES: dict[str, Callable[[list[dict]], str]] = {
+    "decode": decode_table,
+    "verify": verify_table,
+    "rows": rows_table,
+    "tokens": tokens_table,
+    "peers": peers_table,
+}
+
+
+def updated(page: str, rows: list[dict]) -> str:
+    """The text of a page with the tables that it marks."""
+    return re.sub(
+        r"(<!-- (\w+): bench/h200/pages\.py -->\n).*?(<!-- end -->)",
+        lambda found: f"{found[1]}{TABLES[found[2]](rows)}\n{found[3]}",
+        page,
+        flags=re.DOTALL,
+    )
+
+
+def main() -> None:
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    for path in PAGES:
+        path.write_text(updated(path.read_text(encoding="utf-8"), rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
