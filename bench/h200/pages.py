@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from collect import cache, is_decode, verify_rows
+from collect import READ_TB_PER_S, cache, is_decode, verify_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "h200" / "decode.json"
@@ -38,8 +38,18 @@ COMPARED = {
 PEERS = {
     "PyTorch bf16": ("torch_cudnn_bf16", "torch_flash_bf16"),
     "FlashInfer bf16": ("flashinfer_bf16", "flashinfer_fa3_bf16"),
-    "fp8": ("flashinfer_fp8",),
+    "fp8": ("flashinfer_fp8", "flashinfer_xqa_fp8"),
     "nvfp4": ("flashinfer_nvfp4",),
+}
+
+PEER_NAMES = {
+    "torch_cudnn_bf16": "PyTorch, cuDNN bf16",
+    "torch_flash_bf16": "PyTorch, flash bf16",
+    "flashinfer_bf16": "FlashInfer bf16",
+    "flashinfer_fa3_bf16": "FlashInfer fa3 bf16",
+    "flashinfer_fp8": "FlashInfer fp8",
+    "flashinfer_xqa_fp8": "FlashInfer XQA fp8",
+    "flashinfer_nvfp4": "FlashInfer nvfp4",
 }
 
 
@@ -64,15 +74,51 @@ def min_of(peers: dict[str, float], names: tuple[str, ...]) -> float | None:
     return min((peers[name] for name in names if name in peers), default=None)
 
 
-def decode_table(rows: list[dict]) -> str:
-    """Ours beside the peers by sequences and keys."""
+def by_shape(rows: list[dict]) -> dict[tuple[int, int], dict[str, dict]]:
+    """{(sequences, keys): {format: row}} of decode."""
     shapes: dict[tuple[int, int], dict[str, dict]] = {}
     for row in rows:
-        if is_decode(row) and row["peers"]:
-            shapes.setdefault((row["b"], row["kv"]), {})[cache(row)] = row
+        if is_decode(row):
+            shapes.setdefault((row["b"], row["kv"]), {}).setdefault(cache(row), row)
+    return shapes
+
+
+def decode_table(rows: list[dict]) -> str:
+    """Ours beside the peers by sequences and keys."""
+    shapes = by_shape(rows)
     shown = ((1, 4096), (1, 32768), (8, 32768), (32, 8192), (32, 32768), (64, 32768))
     lines = [[f"{b} x {kv // 1024}k", *compared(shapes[b, kv])] for b, kv in shown]
     return markdown(("sequences x keys", *COMPARED.values(), *PEERS), lines)
+
+
+def every_decode_table(rows: list[dict]) -> str:
+    """Ours, with the share of the bandwidth where it is much, and the peers, by sequences and keys."""
+    shapes = by_shape(rows)
+    lengths = {1: (4, 16, 32, 128), 8: (4, 16, 32, 128, 512), 32: (4, 8, 16, 32, 128), 64: (32,)}
+    shown = [(b, k) for b, ks in lengths.items() for k in ks]
+
+    def ours(row: dict) -> str:
+        share = row["share_of_read_bandwidth"]
+        return three_digits(row["median_us"]) + (f" ({share:.0%})".replace("%", " %") if share >= 0.6 else "")
+
+    lines = [[name, *(ours(shapes[b, k * 1024][fmt]) for b, k in shown)] for fmt, name in FORMATS.items()]
+    for peer, name in PEER_NAMES.items():
+        times = [shapes[b, k * 1024]["bf16"]["peers"].get(peer) for b, k in shown]
+        if any(times):
+            lines.append([name, *(three_digits(us) if us else "" for us in times)])
+    return markdown(("us (share of 4.54 TB/s)", *(f"b{b} {k}k" for b, k in shown)), lines)
+
+
+def bytes_table(rows: list[dict]) -> str:
+    """Nanoseconds for 1024 bytes of the cache."""
+    shapes = by_shape(rows)
+    lines = []
+    for fmt in ("mxfp4", "nvfp4", "nvfp4+fp8_e4m3", "fp8_e4m3", "bf16"):
+        for b in (8, 32, 64):
+            found = [shapes.get((b, k * 1024), {}).get(fmt) for k in (8, 16, 32, 128, 512)]
+            shares = [row and row["share_of_read_bandwidth"] * READ_TB_PER_S for row in found]
+            lines.append([f"{FORMATS[fmt]}, b{b}", *(f"{1.024 / share:.3f}" if share else "" for share in shares)])
+    return markdown(("ns per KB of K and V", "8k", "16k", "32k", "128k", "512k"), lines)
 
 
 def by_step(rows: list[dict]) -> dict[tuple[int, int], dict[str, dict]]:
@@ -116,27 +162,23 @@ def tokens_table(rows: list[dict]) -> str:
 
 def peers_table(rows: list[dict]) -> str:
     """Every peer of the verify steps, and below why one has no time."""
-    named = {
-        "torch_cudnn_bf16": "cuDNN",
-        "torch_flash_bf16": "flash",
-        "flashinfer_bf16": "FlashInfer bf16",
-        "flashinfer_fa3_bf16": "fa3 bf16",
-        "flashinfer_fp8": "fp8",
-        "flashinfer_nvfp4": "nvfp4",
-    }
     steps = {shape: step["bf16"] for shape, step in by_step(rows).items()}
     lines = []
     for (heads, tokens), row in steps.items():
-        times = (row["median_us"], *(row["peers"].get(name) for name in named))
+        times = (row["median_us"], *(row["peers"].get(name) for name in PEER_NAMES))
         lines.append([f"{heads} x {tokens}", *map(three_digits, times)])
     failed = {
-        f"{named[name]}: {why}": None for row in steps.values() for name, why in row.get("failed_peers", {}).items()
+        f"{PEER_NAMES[name]}: {why}": None
+        for row in steps.values()
+        for name, why in row.get("failed_peers", {}).items()
     }
-    return "\n\n".join([markdown(("us, heads x tokens", "ours bf16", *named.values()), lines), *failed])
+    return "\n\n".join([markdown(("us, heads x tokens", "ours bf16", *PEER_NAMES.values()), lines), *failed])
 
 
 TABLES: dict[str, Callable[[list[dict]], str]] = {
     "decode": decode_table,
+    "every_decode": every_decode_table,
+    "bytes": bytes_table,
     "verify": verify_table,
     "rows": rows_table,
     "tokens": tokens_table,

@@ -158,6 +158,25 @@ def flashinfer_call(case: Case, kind: str, backend: str = "fa2") -> Callable[[],
     return lambda: wrapper.run(q, cache, out=out)
 
 
+def xqa_call(case: Case) -> Callable[[], object]:
+    """FlashInfer's XQA over an fp8 cache; for one row, and for more than 32 of a KV head, q and P become fp8 too."""
+    from flashinfer.decode import xqa_batch_decode_with_kv_cache
+
+    device = {"device": "cuda"}
+    tables = torch.randperm(case.b * case.kv // PAGE, **device).int().view(case.b, -1)
+    lengths = torch.full((case.b,), case.kv, dtype=torch.int32, **device).view(torch.uint32)
+    workspace = torch.zeros(512 * 2**20, dtype=torch.uint8, **device)
+    q = torch.randn((case.b * case.q, case.hq, case.d), dtype=torch.bfloat16, **device)
+    shape = (tables.numel(), PAGE, case.hkv, case.d)
+    cache = tuple(torch.randn(shape, dtype=torch.bfloat16, **device).to(torch.float8_e4m3fn) for _ in range(2))
+    # Bits of the rows up to its own, two words of 16 a row.
+    bits = torch.tensor([[(2 << row) - 1, 0] for row in range(case.q)], dtype=torch.int16, **device)
+    mask = bits.expand(case.b, -1, -1).contiguous().view(torch.uint16) if case.q > 1 else None
+    out = torch.empty_like(q)
+    options = {"bmm1_scale": case.d**-0.5, "q_len_per_req": case.q, "mask": mask, "out": out}
+    return lambda: xqa_batch_decode_with_kv_cache(q, cache, workspace, tables, lengths, case.kv, **options)
+
+
 def makers(case: Case, flashinfer: bool) -> dict[str, Callable[[], Callable[[], object]]]:
     """{name: function that makes the call}."""
     found: dict[str, Callable[[], Callable[[], object]]] = {
@@ -169,6 +188,7 @@ def makers(case: Case, flashinfer: bool) -> dict[str, Callable[[], Callable[[], 
             found[f"flashinfer_{kind}"] = lambda kind=kind: flashinfer_call(case, kind)
         if case.q > 1:
             found["flashinfer_fa3_bf16"] = lambda: flashinfer_call(case, "bf16", "fa3")
+        found["flashinfer_xqa_fp8"] = lambda: xqa_call(case)
     return found
 
 

@@ -10,8 +10,11 @@ binaries=$1 out=$2 flashinfer=${3:-}
 mkdir -p "$out"
 # Kernels of FlashInfer are built at first use: at the same time, before anything is timed.
 if [ -n "$flashinfer" ]; then
-  for call in "1), 'bf16'" "1), 'fp8'" "1), 'nvfp4'" "2), 'bf16', 'fa3'"; do
-    PYTHONPATH=$flashinfer:$here python3 -c "import peers; peers.flashinfer_call(peers.Case(1, 4096, $call)()" >/dev/null &
+  build() { PYTHONPATH=$flashinfer:$here python3 -c "import peers; peers.$1()" >/dev/null & }
+  for kind in bf16 fp8 nvfp4; do build "flashinfer_call(peers.Case(1, 4096), '$kind')"; done
+  build "flashinfer_call(peers.Case(1, 4096, 2), 'bf16', 'fa3')"
+  for heads in 32 64 128; do
+    for tokens in 1 2 4 8; do build "xqa_call(peers.Case(1, 4096, $tokens, $heads))"; done
   done
   wait
 fi
