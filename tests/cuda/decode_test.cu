@@ -85,8 +85,8 @@ void check_formats(const char* k, const char* v, int head_dim) {
   run("sinks", [](CaseShape& s) { s.batch = 2, s.lengths = {900, 0}, s.sinks = true; });
   run("fixed split", [](CaseShape& s) { s.batch = 3, s.lengths = {5000, 100, 2048}, s.fixed_split_keys = 512; });
 
-  // 12, 32, 64 and 80 rows of a KV head.
-  for (const int sq : {3, 8, 16, 20}) {
+  // 12, 32, 64, 80 and 160 rows of a KV head.
+  for (const int sq : {3, 8, 16, 20, 40}) {
     char name[60];
     const auto rows = [&](const char* what, auto&& change) {
       std::snprintf(name, sizeof(name), "%d rows, %s", 4 * sq, what);

@@ -5,6 +5,7 @@
 #include "cuda/sm90/decode/kernels.h"
 #include "cuda/sm90/decode/launch.h"
 #include "cuda/sm90/decode/schedule.cuh"
+#include "cuda/sm90/expand/kernels.h"
 #include "cuda/sm90/verify/kernels.h"
 
 namespace mpfa::sm90 {
@@ -32,6 +33,7 @@ DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_
 
 /// Teams of a block for `outputs`. A fixed split has one, since its sums must not depend on the number of outputs.
 std::int32_t choose_teams(const DecodeShape& shape, const DecodeLaunch& l, std::int64_t outputs) {
+  if (l.expand) return 1;
   if (l.verify && l.fixed_split == 0) return verify_teams(l.row_tiles, shape.operands.value, outputs, l.blocks);
   if (l.row_tiles > 1 || l.fixed_split > 0 || outputs <= l.blocks) return 1;
   for (const std::int32_t teams : {2, 4}) {  // a whole output for each
@@ -122,15 +124,24 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   l.verify = shape.verify && rows > 8 &&
              (shape.masked ? has_masked_verify_kernel(shape.head_dim, shape.operands)
                            : has_verify_kernel(shape.head_dim, shape.operands));
-  l.row_tiles = !l.verify      ? choose_row_tiles(shape.head_dim, shape.operands, rows)
-                : shape.masked ? std::min(verify_row_tiles(rows, shape.operands), most_masked_row_tiles(shape.operands))
-                               : verify_row_tiles(rows, shape.operands);
+  l.expand = l.verify && !shape.masked && rows > kExpandFrom && has_expand_kernel(shape.head_dim, shape.operands);
+  if (l.expand) {
+    l.row_tiles = expand_row_tiles(rows, static_cast<std::int64_t>(shape.batch) * shape.kv_heads, shape.max_kv,
+                                   multiprocessors, shape.fixed_split_keys > 0);
+  } else if (l.verify) {
+    const std::int32_t most = shape.masked ? most_masked_row_tiles(shape.operands) : 8;
+    l.row_tiles = std::min(verify_row_tiles(rows, shape.operands), most);
+  } else {
+    l.row_tiles = choose_row_tiles(shape.head_dim, shape.operands, rows);
+  }
   const std::int64_t block_rows = 8 * l.row_tiles;
   l.row_blocks = static_cast<std::int32_t>((rows + block_rows - 1) / block_rows);
   const std::int64_t lines = static_cast<std::int64_t>(shape.batch) * shape.kv_heads * l.row_blocks;
   const std::int64_t tiles = std::max<std::int64_t>((shape.max_kv + kTileKeys - 1) / kTileKeys + 1, 1);
   // A row's keys lie in at most ceil(tiles / chunk) + 1 chunks.
   l.least_chunk = static_cast<std::int32_t>(std::max<std::int64_t>((tiles + kMaxSplits - 2) / (kMaxSplits - 1), 1));
+  // The end of a piece of many rows takes as long as 16 tiles.
+  if (l.verify && l.row_tiles >= 4 && shape.fixed_split_keys == 0) l.least_chunk = std::max(l.least_chunk, 16);
   l.fixed_split = std::max(shape.fixed_split_keys / kTileKeys, shape.fixed_split_keys > 0 ? l.least_chunk : 0);
 
   l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
@@ -170,11 +181,13 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
       params.finishes_logits != 0 || params.page_means != nullptr || shape.head_dim != kernel_head_dim(shape.head_dim);
   const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
   const bool verify = launch.verify && !(launch.groups && kind == KernelCase::plain);
-  const DecodeKernel kernel = verify ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles, launch.teams,
-                                                     params.finishes_logits != 0 ? VerifyCase::masked
-                                                     : params.p_scale > 0.0F     ? VerifyCase::rounded
-                                                                                 : VerifyCase::plain)
-                                     : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
+  const DecodeKernel kernel =
+      launch.expand ? expand_kernel(shape.head_dim, shape.operands, launch.row_tiles * 8 / kExpandRows)
+      : verify      ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles, launch.teams,
+                               params.finishes_logits != 0 ? VerifyCase::masked
+                                    : params.p_scale > 0.0F     ? VerifyCase::rounded
+                                                                : VerifyCase::plain)
+                    : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
   if (verify && params.p_scale > 0.0F) {
     params.p_scale = verify_p_scale(params.p_scale);
     params.p_unit = 1.0F / params.p_scale;

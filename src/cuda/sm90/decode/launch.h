@@ -24,6 +24,7 @@ struct DecodeShape {
 
 struct DecodeLaunch {
   bool verify = false;
+  bool expand = false;  // and there to the kernel for many rows
   bool groups = false;  // but plain pages are for the decode kernel with two row tiles, which is faster
   std::int32_t row_tiles = 0, row_blocks = 0, blocks = 0, least_chunk = 0, fixed_split = 0;
   std::int32_t teams = 1;     // of a block; kernels that have none take one

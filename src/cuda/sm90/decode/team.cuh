@@ -29,7 +29,7 @@ __device__ __forceinline__ std::int32_t team_of_grid() {
 
 template <class Config>
 __device__ __forceinline__ void sync_team() {
-  if constexpr (Config::kTeams == 1) {
+  if constexpr (Config::kThreads == Config::kBlockThreads) {
     __syncthreads();
   } else {
     ptx::sync_some<Config::kThreads>(1 + team_of_block<Config>());
@@ -38,7 +38,7 @@ __device__ __forceinline__ void sync_team() {
 /// Whether x is true for any thread of the team, after a barrier.
 template <class Config>
 __device__ __forceinline__ bool any_of_team(bool x) {
-  if constexpr (Config::kTeams == 1) {
+  if constexpr (Config::kThreads == Config::kBlockThreads) {
     return __syncthreads_or(x ? 1 : 0) != 0;
   } else {
     return ptx::any_of_some<Config::kThreads>(1 + team_of_block<Config>(), x);

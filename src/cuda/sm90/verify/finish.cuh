@@ -151,23 +151,36 @@ __device__ __forceinline__ float2 weigh_groups(const Exchange<Config>& exchange,
   return make_float2(max, sum);
 }
 
-/// The same over the pieces of the output; all lanes of a warp.
-template <class Config>
-__device__ __forceinline__ float2 weigh_pieces(const float2* states, std::int32_t count) {
-  Partial x = no_keys();
+/// The same over the pieces of the output, of several rows whose first states are at `states`; all lanes of a warp.
+template <class Config, int kCount>
+__device__ __forceinline__ void weigh_pieces(const float2* const (&states)[kCount], std::int32_t count,
+                                             float2 (&all)[kCount]) {
+#pragma unroll
+  for (float2& x : all) x = make_float2(-FLT_MAX, 0.0F);
+#pragma unroll 1
   for (std::int32_t k = threadIdx.x % 32; k < count; k += 32) {
-    const float2 state = __ldcg(states + k * Config::kRows);
-    const float max = fmaxf(x.max, state.x);
-    x.sum = fmaf(x.sum, weight(x.max, max), state.y * weight(state.x, max));
-    x.max = max;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const float2 state = __ldcg(states[j] + k * Config::kRows);
+      const float max = fmaxf(all[j].x, state.x);
+      all[j] = make_float2(max, fmaf(all[j].y, weight(all[j].x, max), state.y * weight(state.x, max)));
+    }
   }
-  float max = x.max;
+  float max[kCount];
 #pragma unroll
-  for (int i = 1; i < 32; i *= 2) max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFU, max, i));
-  float sum = x.sum * weight(x.max, max);
+  for (int j = 0; j < kCount; ++j) max[j] = all[j].x;
 #pragma unroll
-  for (int i = 1; i < 32; i *= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, i);
-  return make_float2(max, sum);
+  for (int i = 1; i < 32; i *= 2) {
+#pragma unroll
+    for (float& m : max) m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFU, m, i));
+  }
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) all[j] = make_float2(max[j], all[j].y * weight(all[j].x, max[j]));
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) {
+#pragma unroll
+    for (float2& x : all) x.y += __shfl_xor_sync(0xFFFFFFFFU, x.y, i);
+  }
 }
 
 __device__ __forceinline__ void add_weighted(float4& sum, float4 x, float w) {
@@ -175,19 +188,15 @@ __device__ __forceinline__ void add_weighted(float4& sum, float4 x, float w) {
   sum.z = fmaf(x.z, w, sum.z), sum.w = fmaf(x.w, w, sum.w);
 }
 
-/// Merges the warpgroups of the block and, in the last block of the output, the pieces: a warp a row at a time, a lane
-/// four channels.
+/// Merges what the warpgroups of the block have put into shared memory and, in the last block of the output, the
+/// pieces: a warp a row at a time, a lane four channels.
 template <class Config>
-__device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const Sequence& s, const Piece& piece,
-                                                   const Exchange<Config>& exchange, GroupState<Config>& state,
-                                                   bool bad_page) {
+__device__ __forceinline__ void merge_groups(const DecodeParams& p, const Sequence& s, const Piece& piece,
+                                             const Exchange<Config>& exchange) {
   constexpr int kQuads = Config::kD / 4;
   static_assert(kQuads == 32);
   const std::int32_t row0 = piece.row_block * Config::kRows, rows = min(Config::kRows, s.sq * p.group - row0);
   const int warp = team_warp<Config>(), quad = static_cast<int>(threadIdx.x % 32);
-  const std::uint32_t memory = ptx::shared_address(exchange.ring) + warp / 4 * Config::kGroupBytes;
-  put_group<Config>(exchange, RowTops<Config>(memory), state, bad_page, rows);
-  sync_team<Config>();
   const auto store = [&](int row, float2 all, float4 x) {
     const RowPlace place = place_row(p, piece.head, row0 + row);
     const RowFinish finish = finish_row<Config>(p, s, piece, place, all.x, all.y, lse_shift(p, exchange, row));
@@ -209,22 +218,51 @@ __device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const 
     }
   }
   if (piece.count > 1 && last_of_output<Config>(p, piece)) {
+    // Several rows at a time, so that their loads are on the way together.
+    constexpr int kRowsOfWarp = (Config::kRows + Config::kWarps - 1) / Config::kWarps;
+    constexpr int kTogether = kRowsOfWarp < 4 ? kRowsOfWarp : 4, kPieces = kTogether == 1 ? 4 : 2;
     const std::int64_t first = static_cast<std::int64_t>(piece.slot - piece.index) * Config::kRows;
 #pragma unroll 1
-    for (int row = warp; row < rows; row += Config::kWarps) {
-      const float2* states = p.partial_state + first + row;
-      const float4* partials = reinterpret_cast<const float4*>(p.partial_out) + (first + row) * kQuads + quad;
-      const float2 all = weigh_pieces<Config>(states, piece.count);
-      float4 x = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-#pragma unroll 4
-      for (std::int32_t k = 0; k < piece.count; ++k) {
-        const std::int64_t from = static_cast<std::int64_t>(k) * Config::kRows;
-        add_weighted(x, __ldcg(partials + from * kQuads), weight(__ldcg(states + from).x, all.x));
+    for (int row = warp; row < rows; row += kTogether * Config::kWarps) {
+      const float2* states[kTogether];
+      const float4* partials[kTogether];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        const std::int64_t from = first + min(row + j * Config::kWarps, rows - 1);
+        states[j] = p.partial_state + from;
+        partials[j] = reinterpret_cast<const float4*>(p.partial_out) + from * kQuads + quad;
       }
-      store(row, all, x);
+      float2 all[kTogether];
+      weigh_pieces<Config>(states, piece.count, all);
+      float4 x[kTogether];
+#pragma unroll
+      for (float4& sum : x) sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+#pragma unroll kPieces
+      for (std::int32_t k = 0; k < piece.count; ++k) {
+        const std::int64_t step = static_cast<std::int64_t>(k) * Config::kRows;
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+          add_weighted(x[j], __ldcg(partials[j] + step * kQuads), weight(__ldcg(states[j] + step).x, all[j].x));
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        if (row + j * Config::kWarps < rows) store(row + j * Config::kWarps, all[j], x[j]);
+      }
     }
   }
   sync_team<Config>();
+}
+
+template <class Config>
+__device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const Sequence& s, const Piece& piece,
+                                                   const Exchange<Config>& exchange, GroupState<Config>& state,
+                                                   bool bad_page) {
+  const std::int32_t rows = min(Config::kRows, s.sq * p.group - piece.row_block * Config::kRows);
+  const std::uint32_t memory = ptx::shared_address(exchange.ring) + team_warp<Config>() / 4 * Config::kGroupBytes;
+  put_group<Config>(exchange, RowTops<Config>(memory), state, bad_page, rows);
+  sync_team<Config>();
+  merge_groups<Config>(p, s, piece, exchange);
 }
 
 }  // namespace mpfa::sm90

@@ -1,6 +1,7 @@
 // Body of an instantiation.
 #pragma once
 
+#include "cuda/sm90/expand/shapes.h"
 #include "cuda/sm90/verify/kernel.cuh"
 #include "cuda/sm90/verify/kernels.h"
 
@@ -28,11 +29,15 @@ DecodeKernel verify_kernel_of(std::int32_t teams, VerifyCase kind) {
       return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 1, VerifyCase::rounded>>();
     }
   }
-  if constexpr (kGroups == 4) {
-    if (teams == 2) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 2>>();
+  if constexpr (kRowTiles == 8 && has_expand_kernel(kHeadDim, {kKey, kValue})) {
+    return {};  // that is faster
+  } else {
+    if constexpr (kGroups == 4) {
+      if (teams == 2) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 2>>();
+    }
+    if (teams == kGroups) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, kGroups>>();
+    return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles>>();
   }
-  if (teams == kGroups) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, kGroups>>();
-  return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles>>();
 }
 
 template <int kHeadDim, Operand kKey, Operand kValue>

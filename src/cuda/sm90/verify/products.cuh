@@ -44,17 +44,17 @@ struct KeyCodes {
   }
 };
 
-/// Starts x = scores of the warpgroup's tile. before_last: called before the last codes are expanded.
+/// Starts x = scores of the warpgroup's tile. meanwhile: called when a quarter of the codes is expanded.
 template <class Config, class F>
 __device__ __forceinline__ void start_scores(const KeyCodes<Config>& keys, std::uint32_t queries,
                                              const KeyScales<Config>& scales, float (&x)[Config::kScores],
-                                             F&& before_last) {
+                                             F&& meanwhile) {
   const uint4 low = keys.codes[0], high = keys.codes[1];
   const std::uint32_t words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
   const std::uint64_t rows = ptx::whole_descriptor(ptx::same_in_warp(queries));
 #pragma unroll
   for (int m = 0; m < 4; ++m) {
-    if (m == 2) before_last();
+    if (m == 1) meanwhile();
     std::uint32_t f[2][4];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {

@@ -25,12 +25,18 @@ inline constexpr bool kScalesSums = Config::kKeyScale == ScaleKind::group;
 template <class Config>
 inline constexpr float kVerifyKeyUnit = Config::kKeyScale == ScaleKind::e8m0 ? 1.0F : Config::kKeyInfo.unit;
 
+/// Where a thread finds K's scales of two keys.
+struct KeyScalePlace {
+  std::uint32_t key_scales;  // of the first, in the stage
+  std::uint32_t key_select;  // e8m0: bytes of two words of scales
+};
+
 /// Offsets of a lane in a stage and in its warp's scratch memory. Computed once: the compiler would do it in every
 /// tile.
 template <class Config>
-struct Lane {
-  std::uint32_t keys, key_scales, values, value_scales;            // of the stage
-  std::uint32_t key_select, value_select;                          // e8m0: bytes of two words of scales
+struct Lane : KeyScalePlace {
+  std::uint32_t keys, values, value_scales;                        // of the stage
+  std::uint32_t value_select;                                      // as key_select
   std::uint32_t put_scales, take_scales;                           // of shared memory
   std::uint32_t next_key_scales, put_key_scales, take_key_scales;  // groups of K
 
@@ -113,7 +119,7 @@ struct KeyScales {
   std::uint32_t pair[2][kCount];  // f16 twice
 
   /// Of the thread's channels.
-  __device__ __forceinline__ void load(std::uint32_t at, const Lane<Config>& own) {
+  __device__ __forceinline__ void load(std::uint32_t at, const KeyScalePlace& own) {
     std::uint32_t w[2];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
@@ -135,6 +141,23 @@ struct KeyScales {
   /// Key g or g + 8 is one that no row sees, whose scales must not be followed.
   __device__ __forceinline__ void hide(int k) {
     if constexpr (kFollows) codes_ = k == 0 ? (codes_ & 0xFFFF0000U) | kHidden : (codes_ & 0xFFFFU) | kHidden << 16;
+  }
+  /// Zero for key g or g + 8.
+  __device__ __forceinline__ void drop(int k) {
+    hide(k);
+    if constexpr (!kFollows) halves_[k] = 0;
+  }
+  /// Zeros for its NaN; returns which of two blocks of 16 channels have one.
+  __device__ __forceinline__ std::uint32_t drop_nan(int k) {
+    if constexpr (kFollows) {
+      if ((codes_ >> 16 * k & 0xFFFFU) != 0xFFU) return 0U;
+      hide(k);
+      return 3U;
+    } else {
+      const std::uint32_t nan = __vcmpgtu2(halves_[k] & 0x7FFF7FFFU, 0x7C007C00U);
+      halves_[k] &= ~nan;
+      return (nan & 1U) | (nan >> 15 & 2U);
+    }
   }
   /// True if one does not fit.
   __device__ __forceinline__ bool convert(std::uint32_t bias) {

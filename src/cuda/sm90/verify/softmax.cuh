@@ -19,6 +19,12 @@ __device__ __forceinline__ int group_barrier() {
   return 8 + static_cast<int>(threadIdx.x / 128);
 }
 
+/// Neither zero nor infinite, as -inf of a hidden key and the zero of a score are multiplied by it.
+__device__ __forceinline__ float finite_factor(float factor) {
+  if (fabsf(factor) < FLT_MIN) return FLT_MIN;
+  return fabsf(factor) == INFINITY ? copysignf(FLT_MAX, factor) : factor;
+}
+
 /// (factor, maximum) of the rows of a warp in shared memory: 16 bytes for columns 2 t and 2 t + 1 of a row tile.
 template <class Config>
 struct RowTops {
@@ -48,11 +54,6 @@ struct RowTops {
     }
     __syncwarp();
   }
-  /// Neither zero nor infinite, as -inf of a hidden key and the zero of a score are multiplied by it.
-  __device__ __forceinline__ static float finite(float factor) {
-    if (fabsf(factor) < FLT_MIN) return FLT_MIN;
-    return fabsf(factor) == INFINITY ? copysignf(FLT_MAX, factor) : factor;
-  }
   /// Makes the factors `unit` times those of the rows.
   __device__ __forceinline__ void scale(const float* factors, float unit) const {
     __syncwarp();
@@ -60,8 +61,8 @@ struct RowTops {
 #pragma unroll
       for (int n = 0; n < Config::kRowTiles; ++n) {
         const float4 top = load(n);
-        store(n, make_float4(finite(factors[column_row(n, 0)] * unit), finite(factors[column_row(n, 1)] * unit), top.z,
-                             top.w));
+        store(n, make_float4(finite_factor(factors[column_row(n, 0)] * unit),
+                             finite_factor(factors[column_row(n, 1)] * unit), top.z, top.w));
       }
     }
     __syncwarp();

@@ -125,12 +125,17 @@ class GroupWalk {
           return take_probabilities<Config>(x, tile.top, sum, pairs);
         }
       };
+      GroupPlace next_place{};
+      if constexpr (!Config::kScarce) next_place = find(work, i + Config::kStages);  // while P is computed
       const bool raise = take();
       store_probabilities<Config>(put, pairs);
       ptx::wait_copies<Config::kStages - 2>();
       // P and V of the next tile are there for the whole warpgroup, and what was read is free.
       const bool any = ptx::any_of_some<128>(barrier, raise);
-      const auto copy_next = [&, stage] { copy(stage, i + Config::kStages, find(work, i + Config::kStages)); };
+      const auto copy_next = [&, stage] {
+        if constexpr (Config::kScarce) next_place = find(work, i + Config::kStages);
+        copy(stage, i + Config::kStages, next_place);
+      };
       if constexpr (!Config::kScarce) copy_next();
       if (__builtin_expect(any, 0)) {
         raise_group_maxima<Config>(x, tops, memory + Config::kWarpMaximaAt, barrier, state);

@@ -1,0 +1,149 @@
+// The online softmax of a warp that multiplies: 16 rows, of which a thread has g and g + 8, and of every 8 keys of a
+// tile 2 t and 2 t + 1.
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+
+#include "cuda/sm90/expand/control.cuh"
+#include "cuda/sm90/verify/softmax.cuh"
+
+namespace mpfa::sm90 {
+
+inline constexpr int kRowScores = kExpandKeys / 2;  // of a thread: [n * 4 + r * 2 + j]: row g + 8 r, key 8 n + 2 t + j
+
+/// Sums of a piece, of a thread.
+template <class Config>
+struct RowState {
+  float out[Config::kD / 2];           // [n * 4 + r * 2 + j]: row g + 8 r, place 8 n + 2 t + j of the channels
+  float sum[2], top[2];                // over the thread's own keys; what P is relative to, in the log2 domain
+  float factor[2];                     // of scores
+  std::uint32_t key_bias, value_bias;  // e8m0: what scores and outputs are relative to
+};
+
+/// The thread's first row of the block's.
+template <class Config>
+__device__ __forceinline__ std::int32_t first_row() {
+  const auto warp = static_cast<std::int32_t>(threadIdx.x / 32), g = static_cast<std::int32_t>(threadIdx.x % 32 / 4);
+  return (Config::kRowBlocks == 1 ? warp % 4 : warp) * 16 + g;
+}
+
+/// -inf for keys that a row does not see, and for those from `end` on. `first`: the first key of the tile.
+template <class Config>
+__device__ __forceinline__ void mask_row_scores(const DecodeParams& p, const Sequence& s, std::int32_t row0,
+                                                std::int32_t first, std::int32_t end, float (&x)[kRowScores]) {
+  const auto t = static_cast<std::int32_t>(threadIdx.x % 4);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const Keys seen = row_keys(p, s, row0 + first_row<Config>() + 8 * r);
+    const std::int32_t begin = seen.begin - first - 2 * t, count = min(seen.end, end) - first - 2 * t - begin;
+#pragma unroll
+    for (int i = 0; i < kRowScores / 2; ++i) {
+      const std::int32_t key = i / 2 * 8 + i % 2;
+      if (static_cast<std::uint32_t>(key - begin) >= static_cast<std::uint32_t>(max(count, 0))) {
+        x[i / 2 * 4 + r * 2 + i % 2] = -INFINITY;
+      }
+    }
+  }
+}
+
+/// Puts NaN scales of V, found in a masked tile, into the outputs of the rows that see their keys.
+template <class Config>
+__device__ __forceinline__ void spread_row_nan(const DecodeParams& p, const Sequence& s, std::int32_t row0,
+                                               std::int32_t first, std::uint32_t blocks_of_keys,
+                                               RowState<Config>& state) {
+  std::uint32_t all;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(all) : "r"(blocks_of_keys + threadIdx.x % 16 * 4) : "memory");
+  if (!__any_sync(0xFFFFFFFFU, all != 0)) return;
+#pragma unroll 1
+  for (std::int32_t key = 0; key < kExpandKeys; ++key) {
+    const std::uint32_t blocks = __shfl_sync(0xFFFFFFFFU, all, key / 4) >> (8 * (key % 4)) & 0xFFU;
+    if (blocks == 0) continue;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Keys seen = row_keys(p, s, row0 + first_row<Config>() + 8 * r);
+      const bool sees = first + key >= seen.begin && first + key < seen.end;
+#pragma unroll
+      for (int n = 0; n < Config::kD / 8; ++n) {
+        if (!sees || (blocks >> n / 2 & 1U) == 0) continue;
+        state.out[n * 4 + r * 2] = state.out[n * 4 + r * 2 + 1] = __int_as_float(0x7FC00000);
+      }
+    }
+  }
+}
+
+/// 2^n without overflow.
+__device__ __forceinline__ float power_of_two(std::int32_t n) {
+  return __uint_as_float(static_cast<std::uint32_t>(min(max(n, -126), 127) + 127) << 23);
+}
+
+/// For tiles whose scales are not all relative to the same: scores become relative to the state's. lifts: what P of
+/// every 16 keys is to be multiplied by, relative to V's exponent, which the state follows.
+template <class Config>
+__device__ __forceinline__ void follow_exponents(std::uint32_t units, float (&x)[kRowScores],
+                                                 float (&lifts)[kRowScores / 8], RowState<Config>& state) {
+  std::int32_t values[kRowScores / 8], top = followed_exponent(state.value_bias);
+  const std::int32_t before = top;
+#pragma unroll
+  for (int w = 0; w < kRowScores / 8; ++w) {
+    std::uint32_t bias[2];
+    load_words(bias, units + w * 8);
+    const float unit = power_of_two(followed_exponent(bias[0]) - followed_exponent(state.key_bias));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[w * 8 + i] *= unit;
+    values[w] = followed_exponent(bias[1]);
+    top = max(top, values[w]);
+  }
+  if (top > before) {
+    const float keep = power_of_two(before - top);
+#pragma unroll
+    for (float& out : state.out) out *= keep;
+    state.value_bias = followed_bias(top);
+  }
+#pragma unroll
+  for (int w = 0; w < kRowScores / 8; ++w) lifts[w] = power_of_two(values[w] - top);
+}
+
+/// P of the thread's scores as pairs of keys [n][row g, g + 8], and their sums. True if one is too large.
+template <class Config>
+__device__ __forceinline__ bool take_row_probabilities(const float (&x)[kRowScores], const RowState<Config>& state,
+                                                       float (&sum)[2], std::uint32_t (&pairs)[kRowScores / 4][2]) {
+  std::uint32_t all = 0;
+#pragma unroll
+  for (int n = 0; n < kRowScores / 4; ++n) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float p0 = ptx::exp2_fast(fmaf(x[n * 4 + 2 * r], state.factor[r], -state.top[r]));
+      const float p1 = ptx::exp2_fast(fmaf(x[n * 4 + 2 * r + 1], state.factor[r], -state.top[r]));
+      sum[r] = n == 0 ? p0 + p1 : sum[r] + (p0 + p1);
+      pairs[n][r] = half2_bits(__floats2half2_rn(p0, p1));
+      all |= pairs[n][r];
+    }
+  }
+  return (all & kTwoOrMore) != 0;
+}
+
+/// Raises what P is relative to to the rows' maxima of the tile, and scales what was summed before.
+template <class Config>
+__device__ __forceinline__ void raise_row_tops(const float (&x)[kRowScores], RowState<Config>& state) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kRowScores / 2; ++i) {
+      largest = fmaxf(largest, x[i / 2 * 4 + r * 2 + i % 2] * state.factor[r]);
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
+    const float raised = fmaxf(state.top[r], largest + kHeadroom);
+    const float keep = fmaxf(ptx::exp2_fast(state.top[r] - raised), FLT_MIN);
+    state.top[r] = raised;
+    state.sum[r] *= keep;
+#pragma unroll
+    for (int n = 0; n < Config::kD / 8; ++n) {
+      state.out[n * 4 + r * 2] *= keep, state.out[n * 4 + r * 2 + 1] *= keep;
+    }
+  }
+}
+
+}  // namespace mpfa::sm90
