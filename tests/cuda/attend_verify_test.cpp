@@ -115,12 +115,27 @@ INSTANTIATE_TEST_SUITE_P(, VerifyRows,
                          testing::Values("kv=mxfp4,p=bf16", "kv=nvfp4,p=bf16", "kv=int4,p=bf16", "kv=fp8_e4m3,p=bf16",
                                          "kv=fp8_e4m3_static,p=bf16", "kv=int8,p=bf16", "kv=int8_g64,p=bf16",
                                          "kv=bf16,p=bf16", "fp8", "fp8,p=e4m3x448", "fp8,denominator=same_codes",
-                                         "int8"),
+                                         "int8", "k=nvfp4,v=fp8_e4m3,p=bf16", "k=nvfp4,v=fp8_e4m3_static,p=bf16",
+                                         "mpfa", "mpfa,q_centre=none,rank_one=off", "mpfa,denominator=same_codes",
+                                         "mpfa_static,centre=mean,q_centre=mean"),
                          [](const auto& p) {
                            std::string name;
                            for (const char ch : std::string(p.param)) name += std::isalnum(ch) != 0 ? ch : '_';
                            return name;
                          });
+
+/// Rank-one terms of groups whose rows have them in the same columns, and of one for the decode kernel.
+TEST(VerifyTerms, OfEveryGroupAgreeWithTheReference) {
+  for (const char* recipe : {"mpfa", "mpfa,rank_one=split"}) {
+    for (const std::int64_t group : {2, 3, 4, 8}) {
+      Case c(with_bias(gaussian({3, 16, 2 * group, 128}, 82), 7, 5.0F), gaussian({3, 500, 2, 128}, 83),
+             gaussian({3, 500, 2, 128}, 84), {recipe, 16, {500, 17, 64}});
+      c.problem.causal = true;
+      expect_matches(c);
+      if (testing::Test::HasFailure()) FAIL() << recipe << ", group " << group;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace mpfa::test

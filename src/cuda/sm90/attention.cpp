@@ -36,7 +36,12 @@ DecodeShape decode_shape(const AttentionProblem& p) {
     return has_verify_format(f, page_geometry(f, p.head_dim, 1).scale_row_bytes);
   };
   s.masked = p.mask != MaskTensor::none || p.alibi || p.softcap > 0.0F;
-  s.verify = !rare && has_verify_pages(p.page_size) && taken(p.recipe.k) && taken(p.recipe.v) &&
+  // Queries are rounded to nvfp4 and terms added where P is in e4m3 too.
+  const Recipe& r = p.recipe;
+  const bool rounds_to_fp4 = r.q.element == Element::e2m1;
+  const bool queries = !rounds_to_fp4 ||
+                       (r.p == PMode::e4m3 && (r.rank_one == RankOne::off || has_verify_terms(p.q_heads / p.kv_heads)));
+  s.verify = !rare && queries && has_verify_pages(p.page_size) && taken(p.recipe.k) && taken(p.recipe.v) &&
              !(s.masked && p.recipe.p == PMode::e4m3);
   return s;
 }
@@ -198,6 +203,11 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
     d.rank_one = t.cache.rank_one;
     d.rank_one_page = t.cache.rank_one_page_stride, d.rank_one_head = t.cache.rank_one_head_stride;
     d.rank_one_wide = t.cache.rank_one_wide ? 1 : 0;
+    if (shape.verify) {
+      const std::int64_t bytes = d.rank_one_wide != 0 ? 4 : 2;
+      MPFA_RETURN_IF_ERROR(
+          check_aligned("cache.rank_one", d.rank_one, 16, {d.rank_one_page * bytes, d.rank_one_head * bytes}));
+    }
   }
   if (r.v_mean == VMean::page) {
     d.page_means = t.cache.v_page_means;

@@ -1,18 +1,24 @@
-// Elements of 8 and 16 bits, and scales of whole tokens. K's scale multiplies the scores of its key and V's the P, in
-// f32; V's are relative to an exponent that all warps of a warpgroup follow alike, as each looks at all keys. All codes
-// come by matrix loads, those of V transposed: 16 bits are operands as they are, 8 bits take a conversion for two.
+// V of 8 and 16 bits, with K alike or of nvfp4, and scales of whole tokens. K's scale multiplies the scores of its key
+// and V's the P, in f32; V's are relative to an exponent that all warps of a warpgroup follow alike, as each looks at
+// all keys. All codes come by matrix loads, those of V transposed: 16 bits are operands as they are, 8 bits take a
+// conversion for two.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/sm90/decode/nan_values.cuh"
 #include "cuda/sm90/verify/softmax.cuh"
 
 namespace mpfa::sm90 {
 
-/// Whether K and V are such.
+/// Whether V is such.
 template <class Config>
 inline constexpr bool kBytes = Config::kValueInfo.bits > 4;
+
+/// Whether K is not, but of 4 bits with scales of blocks.
+template <class Config>
+inline constexpr bool kMixed = Config::kKeyInfo.bits < Config::kValueInfo.bits;
 
 /// Whether factors and maxima of rows are read before the scores are waited for. There are no registers for it beside
 /// masks.
@@ -21,22 +27,35 @@ inline constexpr bool kTopsAhead = kBytes<Config> && !Config::kMasked;
 
 template <class Config>
 requires kBytes<Config>
-struct Lane<Config> {
-  std::uint32_t keys, values;             // of the stage, for matrix loads
-  std::uint32_t key_scales, tile_scales;  // of key g of the warp; V's of keys 2 l and 2 l + 1 of the tile
+struct Lane<Config> : KeyScalePlace {
+  std::uint32_t keys, values;               // of the stage; of bytes for matrix loads
+  std::uint32_t value_scales, tile_scales;  // V's of key g of the warp, and of keys 2 l and 2 l + 1 of the tile
+  std::uint32_t terms;                      // rank-one terms of key g and the thread's columns
 
-  __device__ __forceinline__ void enter(const DecodeParams& /*p*/, std::uint32_t /*scratch*/) {
-    const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  __device__ __forceinline__ void enter(const DecodeParams& p, std::uint32_t /*scratch*/) {
+    const std::uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32 % 4;
     constexpr bool kEight = Config::kValueInfo.bits == 8;
     keys = 16 * warp * Config::kKeyRowBytes + matrix_row<Config::kKeyRowBytes>();
     // 32 keys of 16 channels, or 16 keys of 16 channels.
     const std::uint32_t key = kEight ? lane : lane % 16, chunk = kEight ? 2 * warp : 4 * warp + lane / 16;
     values = Config::kValuesAt + code_offset<Config::kValueRowBytes>(key, chunk);
-    key_scales = Config::kKeyScalesAt + (16 * warp + lane / 4) * 4;
+    key_scales = Config::kKeyScalesAt + (16 * warp + g) * Config::kKeyScaleBytes;
     tile_scales = Config::kValueScalesAt + lane * 8;
+    if constexpr (kMixed<Config>) {
+      keys = 16 * warp * Config::kKeyRowBytes + code_offset<Config::kKeyRowBytes>(g, t);
+      key_scales += 2 * t;
+      value_scales = Config::kValueScalesAt + (16 * warp + g) * 4;
+      ptx::keep_in_register(value_scales);
+    }
     for (std::uint32_t* x : {&keys, &values}) ptx::keep_in_register(*x);
-    if constexpr (Config::kKeyScale == ScaleKind::row) {
+    if constexpr (Config::kValueScale == ScaleKind::row) {
       for (std::uint32_t* x : {&key_scales, &tile_scales}) ptx::keep_in_register(*x);
+    }
+    if constexpr (!kMixed<Config>) value_scales = key_scales + (Config::kValueScalesAt - Config::kKeyScalesAt);
+    if constexpr (Config::kRankOne) {
+      const std::uint32_t bytes = p.rank_one_wide != 0 ? 4 : 2, group = p.group;
+      terms = Config::kTermsAt + ((16 * warp + g) * group + 2 * t % group) * bytes;
+      ptx::keep_in_register(terms);
     }
   }
 };
@@ -51,18 +70,17 @@ struct ValueScales<Config> {
 /// Scales of tokens of a tile; 1 where none are stored.
 template <class Config>
 struct TokenScales {
-  static constexpr bool kStored = Config::kKeyScale == ScaleKind::row;
+  static constexpr bool kStored = Config::kValueScale == ScaleKind::row, kOfKeys = Config::kKeyScale == ScaleKind::row;
   float key[2], value[2];  // of keys g and g + 8 of the warp
   float all[2];            // V's of the lane's two keys of the tile
 
   __device__ __forceinline__ void load(const DecodeParams& p, std::uint32_t stage, const Lane<Config>& own) {
     if constexpr (kStored) {
-      constexpr std::uint32_t kToValues = Config::kValueScalesAt - Config::kKeyScalesAt;
 #pragma unroll
       for (std::uint32_t k = 0; k < 2; ++k) {
         all[k] = load(p.v, stage + own.tile_scales + k * 4);
-        key[k] = load(p.k, stage + own.key_scales + k * 32);
-        value[k] = load(p.v, stage + own.key_scales + k * 32 + kToValues);
+        if constexpr (kOfKeys) key[k] = load(p.k, stage + own.key_scales + k * 32);
+        value[k] = load(p.v, stage + own.value_scales + k * 32);
       }
     }
   }
@@ -184,6 +202,32 @@ struct ValueSteps<Config> {
   }
 };
 
+/// Scores become logits in the log2 domain: their factors, and the rank-one terms from `at` on in shared memory.
+template <class Config>
+__device__ __forceinline__ void add_terms(const DecodeParams& p, std::uint32_t at, const float* factors,
+                                          float (&x)[Config::kScores]) {
+  const float unit = p.scale * kLog2E;
+  const std::int32_t wide = p.rank_one_wide, keys = 8 * p.group * (wide != 0 ? 4 : 2);
+  float term[2][2];  // [key g, g + 8][column]
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    std::uint32_t w[2] = {0, 0};
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; @p ld.shared.v2.u32 {%0, %1}, [%2]; @!p ld.shared.u32 %1, [%2];}"
+                 : "+r"(w[0]), "+r"(w[1])
+                 : "r"(at + r * keys), "r"(wide));
+    term[r][0] = __uint_as_float(wide != 0 ? w[0] : w[1] << 16) * unit;
+    term[r][1] = __uint_as_float(wide != 0 ? w[1] : w[1] & 0xFFFF0000U) * unit;
+  }
+  const std::uint32_t of_rows = ptx::shared_address(factors) + threadIdx.x % 4 * 8;
+#pragma unroll
+  for (int n = 0; n < Config::kRowTiles; ++n) {
+    std::uint32_t factor[2];
+    load_words(factor, of_rows + n * 32);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[n * 4 + i] = fmaf(x[n * 4 + i], __uint_as_float(factor[i % 2]), term[i / 2][i % 2]);
+  }
+}
+
 /// The scores of a tile, and half of its V expanded. outside: whether a key of the tile is hidden from all rows.
 /// meanwhile: called when K is asked for. nan: which there is in V's scales, see Unseen. Returns whether there may be
 /// NaN or infinite codes of V that not all rows see.
@@ -193,14 +237,16 @@ __device__ __forceinline__ bool expand_tile(const DecodeParams& p, std::uint32_t
                                             Outside&& outside, float (&x)[Config::kScores], Tile& tile,
                                             std::uint32_t& nan, GroupState<Config>& state, F&& meanwhile) {
   using Scales = TokenScales<Config>;
-  KeyWords<Config> keys;
+  std::conditional_t<kMixed<Config>, KeyCodes<Config>, KeyWords<Config>> keys;
+  [[maybe_unused]] KeyScales<Config> key_scales;
   Scales scales;
   keys.load(stage, own);
+  if constexpr (kMixed<Config>) key_scales.load(stage + own.key_scales, own);
   scales.load(p, stage, own);
   meanwhile();
   bool broken = masked;
   tile.keep = 1.0F;
-  start_scores<Config>(keys, queries, x, [&] {
+  const auto ahead = [&] {
     tile.low.load(stage + own.values, 0);
     if constexpr (Config::kMasked) {  // a mask tensor may hide keys of any tile
       ValueSteps<Config> high;
@@ -212,7 +258,13 @@ __device__ __forceinline__ bool expand_tile(const DecodeParams& p, std::uint32_t
     if constexpr (Scales::kStored) {
       follow_groups(fmaxf(fabsf(scales.all[0]), fabsf(scales.all[1])), state.bias, tile.keep);
     }
-  });
+  };
+  if constexpr (kMixed<Config>) {
+    key_scales.spread();
+    start_scores<Config>(keys, queries, key_scales, x, ahead);
+  } else {
+    start_scores<Config>(keys, queries, x, ahead);
+  }
   if constexpr (Config::kRowTiles < 8) ptx::wait_mma<2>();
   tile.low.expand(tile.value_scales, 0);
   if constexpr (Config::kRowTiles < 8) tile.low.finish();
@@ -224,7 +276,7 @@ __device__ __forceinline__ bool expand_tile(const DecodeParams& p, std::uint32_t
 #pragma unroll
     for (int k = 0; k < 2; ++k) tile.value_scales.key[k] = scales.value[k] * lift;
 #pragma unroll
-    for (int i = 0; i < Config::kScores; ++i) x[i] *= scales.key[i / 2 % 2];
+    for (int i = 0; i < Config::kScores && Scales::kOfKeys; ++i) x[i] *= scales.key[i / 2 % 2];
   }
   return broken;
 }

@@ -15,8 +15,10 @@ struct VerifyConfig {
   static constexpr OperandInfo kKeyInfo = kOperandInfo<kKey>, kValueInfo = kOperandInfo<kValue>;
   static constexpr ScaleKind kKeyScale = verify_scale(kKey), kValueScale = verify_scale(kValue);
   // What the decode kernel's begin and end of a piece ask for.
-  static constexpr bool kRankOne = false, kPlain = false, kGeneral = false;
+  static constexpr bool kPlain = false, kGeneral = false;
   static constexpr bool kMasked = kCase == VerifyCase::masked, kRoundsP = kCase == VerifyCase::rounded;
+  /// Takes the queries of recipe `mpfa`, as in the decode kernel.
+  static constexpr bool kRankOne = kRoundsP && OperandPair{kKey, kValue} == kMixedPair;
   static constexpr int kRowTiles = kRowTileCount, kRows = 8 * kRowTiles, kChunks = kD / 32;
 
   static constexpr int kBlockGroups = verify_groups(kRowTiles, kValue), kBlockThreads = 128 * kBlockGroups;
@@ -27,16 +29,17 @@ struct VerifyConfig {
   static constexpr int kHalves = 2;          // of 64 channels
   /// Where few registers are left: P is added to the sums before it is known whether they fit; and nothing is kept or
   /// asked for early.
-  static constexpr bool kAddsEarly = kMasked || kKeyInfo.bits > 4;
+  static constexpr bool kAddsEarly = kMasked || kValueInfo.bits > 4;
   static constexpr bool kScarce = kAddsEarly || (kKeyScale == ScaleKind::group && kRowTiles == 4);
-  static_assert(kD == 128 && kKeyInfo.bits == kValueInfo.bits);
+  static_assert(has_verify_kernel(kD, {kKey, kValue}));
 
-  // A stage: codes of K, codes of V, scales of K, scales of V, and what a mask tensor has of the tile.
+  // A stage: codes of K, codes of V, scales of K, scales of V, and what a mask tensor or the rank-one terms of up to 8
+  // query heads have of the tile.
   static constexpr int kKeyScaleBytes = scale_room(kKey, kD), kValueScaleBytes = scale_room(kValue, kD);
   static constexpr int kValuesAt = kVerifyKeys * kKeyRowBytes, kKeyScalesAt = kValuesAt + kVerifyKeys * kValueRowBytes;
   static constexpr int kValueScalesAt = kKeyScalesAt + kVerifyKeys * kKeyScaleBytes;
-  static constexpr int kMaskAt = kValueScalesAt + kVerifyKeys * kValueScaleBytes;
-  static constexpr int kStageBytes = kMaskAt + (kMasked ? kVerifyKeys * kRows * 4 : 0);
+  static constexpr int kMaskAt = kValueScalesAt + kVerifyKeys * kValueScaleBytes, kTermsAt = kMaskAt;
+  static constexpr int kStageBytes = kMaskAt + (kMasked ? kVerifyKeys * kRows * 4 : kRankOne ? kVerifyKeys * 32 : 0);
 
   // A group: stages, P twice, of every warp scales of V and of groups of K and (factor, maximum) of rows, and column
   // maxima of warps.

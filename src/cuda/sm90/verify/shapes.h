@@ -19,9 +19,16 @@ constexpr int verify_groups(int row_tiles, Operand value) {
   if (row_tiles <= 2) return 4;
   return row_tiles <= 4 && operand_info(value).bits < 16 ? 3 : 2;
 }
+/// The pair of recipe `mpfa`.
+inline constexpr OperandPair kMixedPair{Operand::nvfp4, Operand::e4m3};
+
 /// Whether there is a verify kernel.
 constexpr bool has_verify_kernel(std::int64_t head_dim, OperandPair operands) {
-  return head_dim == 128 && operands.key == operands.value;
+  return head_dim == 128 && (operands.key == operands.value || operands == kMixedPair);
+}
+/// Whether it adds rank-one terms of `group` query heads: all row tiles of a block have theirs in the same columns.
+constexpr bool has_verify_terms(std::int64_t group) {
+  return group == 2 || group == 4 || group == 8;
 }
 
 /// Whether it takes pages of `page_size` tokens.

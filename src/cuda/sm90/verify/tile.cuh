@@ -12,9 +12,45 @@
 namespace mpfa::sm90 {
 
 /// Where a warp's keys of a tile lie: their codes of K and of V, in DecodeParams::code_unit, and their scales, of K in
-/// lanes 0 to 15 and of V in the others, in scale_unit.
+/// lanes 0 to 15 and of V in the others, in scale_unit; and their rank-one terms, in 16 bytes.
 struct GroupPlace {
-  std::uint32_t k, v, scales;
+  std::uint32_t k, v, scales, terms;
+};
+
+/// How a warp copies 16 rows of codes.
+template <int kRowBytes>
+struct GroupRows {
+  static constexpr std::uint32_t kChunks = kRowBytes / 16, kRows = 32 / kChunks, kCopies = kRowBytes / 32;
+  /// Rows of 64 bytes: two lanes copy a row, 32 bytes at a time, which needs no second address. Others lie in lines of
+  /// their own, of which a copy takes whole ones.
+  static constexpr bool kByHalves = kChunks == 4;
+
+  /// The lane's row and its first 16 bytes there.
+  __device__ __forceinline__ static std::uint32_t row() {
+    const std::uint32_t lane = threadIdx.x % 32;
+    // By halves the order of rows avoids bank conflicts.
+    const std::uint32_t in_order = lane / 16 * 8 + lane / 4 % 2 * 4 + lane / 8 % 2 * 2 + lane / 2 % 2;
+    return kByHalves ? in_order : lane / kChunks;
+  }
+  __device__ __forceinline__ static std::uint32_t chunk() { return threadIdx.x % 32 % (kByHalves ? 2 : kChunks); }
+  __device__ __forceinline__ static const std::uint8_t* begin(const DecodePages& pages, std::int32_t head) {
+    return pages.data + head * pages.data_head + static_cast<std::int64_t>(row()) * pages.data_row + chunk() * 16;
+  }
+  /// Where the lane's part is in a stage.
+  __device__ __forceinline__ static std::uint32_t place() {
+    return code_offset<kRowBytes>(kVerifyPage * (threadIdx.x / 32 % 4) + row(), chunk());
+  }
+  /// Copy r, if there is one, of rows that begin at `at` in the stage; own: the lane's place.
+  __device__ __forceinline__ static void copy(std::uint32_t r, std::uint32_t stage, std::uint32_t own, std::uint32_t at,
+                                              const std::uint8_t* from, const DecodePages& pages) {
+    if (r >= kCopies) return;
+    if constexpr (kByHalves) {
+      ptx::copy_async16(((stage + own) ^ (r * 32)) + at, from + r * 32);
+    } else {
+      const std::int64_t rows = r * kRows;
+      ptx::copy_async16(stage + (own ^ (r * kRows % 8 * 16)) + r * 512 + at, from + rows * pages.data_row);
+    }
+  }
 };
 
 template <class Config>
@@ -25,23 +61,26 @@ class GroupPages {
   __device__ __forceinline__ void enter(std::int32_t head) {
     const DecodeParams& p = *p_;
     const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    // By halves the order of rows avoids bank conflicts.
-    const std::uint32_t in_order = lane / 16 * 8 + lane / 4 % 2 * 4 + lane / 8 % 2 * 2 + lane / 2 % 2;
-    const std::uint32_t row = kByHalves ? in_order : lane / kRowChunks, chunk = lane % (kByHalves ? 2 : kRowChunks);
-    k_ = p.k.data + head * p.k.data_head + static_cast<std::int64_t>(row) * p.k.data_row + chunk * 16;
-    v_ = p.v.data + head * p.v.data_head + static_cast<std::int64_t>(row) * p.v.data_row + chunk * 16;
+    k_ = KeyRows::begin(p.k, head), v_ = ValueRows::begin(p.v, head);
     // Lanes 0 to 15 copy the scales of K, the others those of V.
     const DecodePages& scaled = lane < 16 ? p.k : p.v;
     scales_ = scaled.scales + head * scaled.scale_head + static_cast<std::int64_t>(lane % 16) * scaled.scale_row;
-    scale_bytes_ = scaled.scale_bytes;
-    to_ = code_offset<Config::kKeyRowBytes>(kVerifyPage * warp + row, chunk);
+    scale_bytes_ = !kAlike && lane < 16 ? Config::kKeyScaleBytes : scaled.scale_bytes;
+    to_ = KeyRows::place(), value_to_ = ValueRows::place();
     scale_to_ = (lane < 16 ? Config::kKeyScalesAt : Config::kValueScalesAt) +
-                (kVerifyPage * warp + lane % 16) * Config::kKeyScaleBytes;
+                (kVerifyPage * warp + lane % 16) * (lane < 16 ? Config::kKeyScaleBytes : Config::kValueScaleBytes);
     ptx::keep_in_register(k_);
     ptx::keep_in_register(v_);
     ptx::keep_in_register(scales_);
     ptx::keep_in_register(to_);
     ptx::keep_in_register(scale_to_);
+    if constexpr (!kAlike) ptx::keep_in_register(value_to_);
+    if constexpr (Config::kRankOne) {
+      terms_ = static_cast<const std::uint8_t*>(p.rank_one) + head * p.rank_one_head * term_bytes() + lane * 16;
+      term_to_ = Config::kTermsAt + warp * (p.group * term_bytes() * kVerifyPage) + lane * 16;
+      ptx::keep_in_register(terms_);
+      ptx::keep_in_register(term_to_);
+    }
   }
 
   /// The page id of the warp's keys of a tile of the sequence that starts at key `first`.
@@ -60,8 +99,14 @@ class GroupPages {
              static_cast<std::uint32_t>(slot / kVerifyPage) * rows;
     };
     const DecodePages& scaled = threadIdx.x % 32 < 16 ? p.k : p.v;
-    return {units(p.k.data_page, p.k.data_row, p.code_unit), units(p.v.data_page, p.v.data_row, p.code_unit),
-            units(scaled.scale_page, scaled.scale_row, p.scale_unit)};
+    GroupPlace place{units(p.k.data_page, p.k.data_row, p.code_unit), units(p.v.data_page, p.v.data_row, p.code_unit),
+                     units(scaled.scale_page, scaled.scale_row, p.scale_unit), 0U};
+    if constexpr (Config::kRankOne) {
+      place.terms =
+          static_cast<std::uint32_t>(id) * static_cast<std::uint32_t>(p.rank_one_page * term_bytes() / kVerifyPage) +
+          static_cast<std::uint32_t>(slot / kVerifyPage * p.group * term_bytes());
+    }
+    return place;
   }
 
   __device__ __forceinline__ void copy(std::uint32_t stage, GroupPlace place) const {
@@ -69,20 +114,20 @@ class GroupPages {
                scale_unit = static_cast<std::uint32_t>(p_->scale_unit);
     const std::uint8_t *k = k_ + std::uint64_t{place.k} * unit, *v = v_ + std::uint64_t{place.v} * unit;
 #pragma unroll
-    for (std::uint32_t r = 0; r < Config::kKeyRowBytes / 32; ++r) {
-      if constexpr (kByHalves) {
-        const std::uint32_t to = (stage + to_) ^ (r * 32);
-        ptx::copy_async16(to, k + r * 32);
-        ptx::copy_async16(to + Config::kValuesAt, v + r * 32);
-      } else {
-        const std::uint32_t to = stage + (to_ ^ (r * kRows % 8 * 16)) + r * 512;
-        const std::int64_t rows = r * kRows;
-        ptx::copy_async16(to, k + rows * p_->k.data_row);
-        ptx::copy_async16(to + Config::kValuesAt, v + rows * p_->v.data_row);
-      }
+    for (std::uint32_t r = 0; r < ValueRows::kCopies; ++r) {
+      KeyRows::copy(r, stage, to_, 0U, k, p_->k);
+      ValueRows::copy(r, stage, kAlike ? to_ : value_to_, Config::kValuesAt, v, p_->v);
     }
     const std::uint8_t* scales = scales_ + std::uint64_t{place.scales} * scale_unit;
-    if constexpr (Config::kKeyScale == ScaleKind::group) {
+    if constexpr (Config::kRankOne) {
+      if (p_->rank_one != nullptr && static_cast<std::int32_t>(threadIdx.x % 32) < p_->group * term_bytes()) {
+        ptx::copy_async16(stage + term_to_, terms_ + std::uint64_t{place.terms} * kVerifyPage);
+      }
+    }
+    if constexpr (!kAlike) {
+      ptx::copy_async_if<Config::kKeyScaleBytes>(scale_bytes_, stage + scale_to_, scales);
+      ptx::copy_async_if<Config::kValueScaleBytes>(scale_bytes_, stage + scale_to_, scales);
+    } else if constexpr (Config::kKeyScale == ScaleKind::group) {
       ptx::copy_async_if<Config::kKeyScaleBytes>(scale_bytes_, stage + scale_to_, scales);
       ptx::copy_async_if<Config::kKeyScaleBytes / 2>(scale_bytes_, stage + scale_to_, scales);
     } else if constexpr (Config::kKeyScale == ScaleKind::row) {
@@ -93,13 +138,15 @@ class GroupPages {
   }
 
  private:
-  static constexpr std::uint32_t kRowChunks = Config::kKeyRowBytes / 16, kRows = 32 / kRowChunks;
-  /// Rows of 64 bytes: two lanes copy a row, 32 bytes at a time, which needs no second address. Others lie in lines of
-  /// their own, of which a copy takes whole ones.
-  static constexpr bool kByHalves = kRowChunks == 4;
-  static_assert(Config::kKeyRowBytes == Config::kValueRowBytes);
-  static_assert(Config::kKeyScaleBytes == Config::kValueScaleBytes);
+  using KeyRows = GroupRows<Config::kKeyRowBytes>;
+  using ValueRows = GroupRows<Config::kValueRowBytes>;
+  static_assert(KeyRows::kCopies <= ValueRows::kCopies);
+  static constexpr bool kAlike = Config::kKey == Config::kValue;
 
+  /// Of a rank-one term.
+  __device__ __forceinline__ std::int32_t term_bytes() const {
+    return p_->rank_one_wide != 0 ? 4 : 2;
+  }
   /// The first of the warp's keys; past the end, of the last ones.
   __device__ __forceinline__ static std::int32_t warp_key(const Work& work, std::int32_t first) {
     const std::int32_t last = (work.sequence.end - 1) / kVerifyPage * kVerifyPage;
@@ -111,8 +158,8 @@ class GroupPages {
 
   const DecodeParams* p_;
   std::int32_t scale_bytes_;
-  std::uint32_t to_, scale_to_;  // offsets in a stage
-  const std::uint8_t *k_, *v_, *scales_;
+  std::uint32_t to_, value_to_, scale_to_, term_to_;  // offsets in a stage
+  const std::uint8_t *k_, *v_, *scales_, *terms_;
 };
 
 /// Sums of a piece, of a thread.

@@ -47,7 +47,8 @@ class GroupWalk {
     Lane<Config> own;
     own.enter(*p_, memory + Config::kScratchAt + warp * Config::kScratchBytes);
     ptx::keep_in_register(put);
-    tops.start(exchange.factors, Config::kMasked && scales_logits(*p_));
+    const bool terms = Config::kRankOne && p_->rank_one != nullptr;
+    tops.start(exchange.factors, terms || (Config::kMasked && scales_logits(*p_)));
     if constexpr (Config::kMasked) {
       mask_.enter(work, exchange.row_bias);
 #pragma unroll 1
@@ -68,7 +69,7 @@ class GroupWalk {
     Tile tile;
     if (count_ > 0) {
       if constexpr (kBytes<Config>) {
-        expand(work, 0, stage, queries, own, tops, x, tile, state, [] {});
+        expand(exchange, work, 0, stage, queries, own, tops, x, tile, state, [] {});
       } else {
         expand(exchange, work, 0, stage, queries, own, tops, x, tile, state);
       }
@@ -161,7 +162,7 @@ class GroupWalk {
       stage = stage == last ? memory : stage + Config::kStageBytes;
       put += step, probabilities += step >> 4, step = -step;
       if constexpr (kBytes<Config>) {
-        expand(work, i + 1, stage, queries, own, tops, x, tile, state, copy_next);
+        expand(exchange, work, i + 1, stage, queries, own, tops, x, tile, state, copy_next);
       } else {
         expand(exchange, work, i + 1, stage, queries, own, tops, x, tile, state);
       }
@@ -200,10 +201,10 @@ class GroupWalk {
 
   /// The scores of tile i, and half of its V expanded. meanwhile: called when the first codes are asked for.
   template <class F>
-  __device__ __forceinline__ void expand(const Work& work, std::int32_t i, std::uint32_t stage, std::uint32_t queries,
-                                         const Lane<Config>& own, const RowTops<Config>& tops,
-                                         float (&x)[Config::kScores], Tile& tile, GroupState<Config>& state,
-                                         F&& meanwhile) {
+  __device__ __forceinline__ void expand(const Exchange<Config>& exchange, const Work& work, std::int32_t i,
+                                         std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
+                                         const RowTops<Config>& tops, float (&x)[Config::kScores], Tile& tile,
+                                         GroupState<Config>& state, F&& meanwhile) {
     const bool masked = static_cast<std::uint32_t>(i - whole_begin_) >= static_cast<std::uint32_t>(whole_count_);
     const auto outside = [&](std::int32_t key) {
       return first_ + i * kStep + key < work.sequence.begin || first_ + i * kStep + key >= end_;
@@ -215,6 +216,9 @@ class GroupWalk {
         mask_acts = __any_sync(0xFFFFFFFFU, mask_.acts(mask_.load_ahead(stage), stage)) ? kMaskActs : 0U;
       }
     });
+    if constexpr (Config::kRankOne) {
+      if (p_->rank_one != nullptr) add_terms<Config>(*p_, stage + own.terms, exchange.factors, x);
+    }
     const bool hides = masked || broken || (Config::kMasked && __any_sync(0xFFFFFFFFU, nan != 0));
     tile.rare = (tile.keep != 1.0F ? kScaled : 0U) | (hides ? kMasked | nan : 0U) | (broken ? kBroken : 0U) | mask_acts;
   }
@@ -312,7 +316,8 @@ class GroupWalk {
       if constexpr (!Config::kScarce) ahead_ = ask(work, i + kLookUp);
     }
     return {__shfl_sync(0xFFFFFFFFU, now_.k, i, kLookUp), __shfl_sync(0xFFFFFFFFU, now_.v, i, kLookUp),
-            __shfl_sync(0xFFFFFFFFU, now_.scales, i, kLookUp)};
+            __shfl_sync(0xFFFFFFFFU, now_.scales, i, kLookUp),
+            Config::kRankOne ? __shfl_sync(0xFFFFFFFFU, now_.terms, i, kLookUp) : 0U};
   }
   /// Starts the copies of tile i, if there is one. kMasks: also of the mask tensor's part.
   template <bool kMasks = true>
