@@ -41,6 +41,7 @@ DecodeShape decode_shape(const AttentionProblem& p) {
   const bool rounds_to_fp4 = r.q.element == Element::e2m1;
   const bool queries = !rounds_to_fp4 ||
                        (r.p == PMode::e4m3 && (r.rank_one == RankOne::off || has_verify_terms(p.q_heads / p.kv_heads)));
+  s.rounded = rounds_to_fp4 || r.p == PMode::e4m3;
   s.verify = !rare && queries && has_verify_pages(p.page_size) && taken(p.recipe.k) && taken(p.recipe.v) &&
              !(s.masked && p.recipe.p == PMode::e4m3);
   return s;

@@ -126,10 +126,12 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   l.verify = shape.verify && rows > 8 &&
              (shape.masked ? has_masked_verify_kernel(shape.head_dim, shape.operands)
                            : has_verify_kernel(shape.head_dim, shape.operands));
-  l.expand = l.verify && !shape.masked && rows > kExpandFrom && has_expand_kernel(shape.head_dim, shape.operands);
+  const std::int32_t expand_tiles = expand_row_tiles(rows, static_cast<std::int64_t>(shape.batch) * shape.kv_heads,
+                                                     shape.max_kv, multiprocessors, shape.fixed_split_keys > 0);
+  l.expand = l.verify && !shape.masked && !shape.rounded && has_expand_kernel(shape.head_dim, shape.operands) &&
+             is_expand_faster(rows, shape.operands, expand_tiles);
   if (l.expand) {
-    l.row_tiles = expand_row_tiles(rows, static_cast<std::int64_t>(shape.batch) * shape.kv_heads, shape.max_kv,
-                                   multiprocessors, shape.fixed_split_keys > 0);
+    l.row_tiles = expand_tiles;
   } else if (l.verify) {
     const std::int32_t most = shape.masked ? most_masked_row_tiles(shape.operands) : 8;
     l.row_tiles = std::min(verify_row_tiles(rows, shape.operands), most);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/expand/chunks.cuh"
 #include "cuda/sm90/expand/mma.cuh"
 #include "cuda/sm90/expand/softmax.cuh"
 #include "cuda/sm90/verify/finish.cuh"
@@ -26,9 +27,18 @@ __device__ __forceinline__ void store_row_query(const DecodeParams& p, const Wor
     auto& q = raw.q[i];
     const float largest = round_query<Config>(p, work, row, chunk, q);
     const float unit = halve_query<Config>(p, q, largest);
-    const std::uint32_t at = to + query_word(row, static_cast<std::uint32_t>(chunk) * 4 + t, Config::kD * 2);
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3])
-                 : "memory");
+    const auto word = static_cast<std::uint32_t>(chunk) * 4;
+    if constexpr (Config::kKeyInfo.bits == 4) {
+      const std::uint32_t at = to + query_word(row, word + t, Config::kD * 2);
+      asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3])
+                   : "memory");
+    } else {
+#pragma unroll
+      for (std::uint32_t half = 0; half < 2; ++half) {  // channels 4 t and 16 + 4 t of the chunk
+        const std::uint32_t at = to + query_word(row, word + 2 * half + t / 2, Config::kD * 2) + t % 2 * 8;
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(q[2 * half]), "r"(q[2 * half + 1]) : "memory");
+      }
+    }
     if (chunk == 0 && t == 0) exchange.factors[row] = factor * unit;
   });
 }
@@ -106,7 +116,7 @@ class Consumer {
 
   /// The sums of a piece, to state_.
   __device__ __forceinline__ void multiply(const Exchange<Config>& exchange, const Work& work) {
-    const Tiles tiles(work.sequence, work.piece);
+    const Tiles tiles = Tiles(work.sequence, work.piece).uniform();
     const std::uint32_t lane = threadIdx.x % 32;
     std::uint32_t q[Config::kD / 16][4];
     const std::int32_t warp_row = first_row<Config>() - static_cast<std::int32_t>(lane / 4);
@@ -123,8 +133,8 @@ class Consumer {
       state_.sum[r] = 0.0F, state_.top[r] = -FLT_MAX;
       state_.factor[r] = exchange.factors[first_row<Config>() + 8 * r];
     }
-    state_.key_bias = state_.value_bias = followed_bias(0);
-    const std::int32_t count = ptx::same_in_warp(max(tiles.count, 0));
+    state_.key_exponent = 0, state_.value_exponent = 127;
+    const std::int32_t count = max(tiles.count, 0);
     const std::uint32_t before = ptx::same_in_warp(done_);
     done_ += static_cast<std::uint32_t>(count);
     std::int32_t i = group(), turns = (count + kGroups - 1) / kGroups;
@@ -184,22 +194,39 @@ class Consumer {
   /// Scores and outputs become relative to the exponents of the first tile.
   __device__ __forceinline__ void begin_exponents(std::uint32_t n) {
     if constexpr (Config::kFollows) {
-      std::uint32_t bias[2];
-      load_words(bias, control_.units(static_cast<int>(n % Config::kStages), 0));
-      state_.key_bias = bias[0], state_.value_bias = bias[1];
+      std::uint32_t both[2];
+      load_words(both, control_.units(static_cast<int>(n % Config::kStages), 0));
+      state_.key_exponent = static_cast<std::int32_t>(both[0]),
+      state_.value_exponent = static_cast<std::int32_t>(both[1]);
+      if constexpr (Config::kFollowsKeys) {
 #pragma unroll
-      for (float& factor : state_.factor) factor *= followed_unit(state_.key_bias);
+        for (float& factor : state_.factor) factor *= followed_unit(followed_bias(state_.key_exponent));
+      }
     }
 #pragma unroll
     for (float& factor : state_.factor) factor = finite_factor(factor);
   }
 
+  /// Times the scales of keys' tokens.
+  __device__ __forceinline__ void scale_scores(int stage, float (&x)[kRowScores]) const {
+    const std::uint32_t at = control_.key_scale(stage, static_cast<int>(threadIdx.x % 4 * 2));
+#pragma unroll
+    for (int n = 0; n < kRowScores / 4; ++n) {
+      std::uint32_t two[2];
+      load_words(two, at + n * 32);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n * 4 + i] *= __uint_as_float(two[i % 2]);
+    }
+  }
   /// P of tile i; adds to the sums of rows.
   __device__ __forceinline__ void probabilities(const Work& work, const Tiles& tiles, std::int32_t i, int stage,
                                                 bool raised, float (&x)[kRowScores],
                                                 std::uint32_t (&pairs)[kRowScores / 4][2]) {
     float lifts[kRowScores / 8];
     const bool masked = tiles.masked(i);
+    if constexpr (Config::kScalesScores) {
+      if (p_->k.scale_bytes != 0) scale_scores(stage, x);
+    }
     if (__builtin_expect(masked || raised, 0)) {
       if constexpr (Config::kFollows) {
         if (raised) follow_exponents<Config>(control_.units(stage, 0), x, lifts, state_);
@@ -207,7 +234,7 @@ class Consumer {
       if (masked) {
         const std::int32_t row0 = work.piece.row_block * Config::kRows, first = tiles.first + i * kExpandKeys;
         mask_row_scores<Config>(*p_, work.sequence, row0, first, tiles.end, x);
-        spread_row_nan<Config>(*p_, work.sequence, row0, first, control_.nan(stage, 0), state_);
+        spread_row_nan<Config>(*p_, work.sequence, row0, first, control_.broken(stage, 0), state_);
       }
     }
     float sum[2];
@@ -235,7 +262,11 @@ class Consumer {
     const int k = kGroups == 1 ? 0 : static_cast<int>(threadIdx.x / 128);
     const bool bad = control_.bad();
     float unit = Config::kValueInfo.unit;
-    if constexpr (Config::kFollows) unit = followed_unit(state_.value_bias);
+    if constexpr (Config::kValueScale == ScaleKind::row) {
+      unit *= FollowedScales::unit(state_.value_exponent);
+    } else if constexpr (Config::kFollowsValues) {
+      unit = followed_unit(followed_bias(state_.value_exponent));
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::int32_t row = first_row<Config>() + 8 * r;

@@ -17,8 +17,10 @@ inline constexpr int kTurn = 5;  // and 6: of the two warpgroups that multiply
 /// Stages count on over all pieces: tile n of the block is in stage n % kStages.
 template <class Config>
 struct Control {
-  static constexpr int kStages = Config::kStages, kUnitsAt = 2 * kStages * 8, kNanAt = kUnitsAt + kStages * 32,
-                       kRaisedAt = kNanAt + kStages * kExpandKeys, kBadAt = kRaisedAt + 4;
+  static constexpr int kStages = Config::kStages, kUnitsAt = 2 * kStages * 8, kBrokenAt = kUnitsAt + kStages * 32,
+                       kKeyScalesAt = kBrokenAt + kStages * kExpandKeys * Config::kBrokenBytes,
+                       kRaisedAt = kKeyScalesAt + (Config::kScalesScores ? kStages * kExpandKeys * 4 : 0),
+                       kBadAt = kRaisedAt + 4;
   static_assert(kBadAt + 4 <= Config::kControlBytes);
   std::uint32_t ring, at;
 
@@ -29,18 +31,19 @@ struct Control {
   __device__ __forceinline__ std::uint32_t free(int stage) const { return at + (kStages + stage) * 8; }
   __device__ __forceinline__ std::uint32_t keys(int stage) const { return ring + stage * Config::kTileBytes; }
   __device__ __forceinline__ std::uint32_t values(int stage) const { return keys(stage) + Config::kTilesOfValuesAt; }
-  /// e8m0: what scales of K and of V of keys 16 w to 16 w + 15 of the tile are relative to, see followed_bias.
+  /// Exponents that scales of K and of V of keys 16 w to 16 w + 15 of the tile are relative to.
   __device__ __forceinline__ std::uint32_t units(int stage, int w) const { return at + kUnitsAt + stage * 32 + w * 8; }
-  /// Of every key of a tile that not all rows see, a byte: which blocks of 16 channels of V are NaN.
-  __device__ __forceinline__ std::uint32_t nan(int stage, int key) const {
-    return at + kNanAt + stage * kExpandKeys + key;
+  /// Of every key of a tile that not all rows see: which channels of V are NaN, a bit for each, or for each block of 16
+  /// where no codes are NaN but scales may be.
+  __device__ __forceinline__ std::uint32_t broken(int stage, int key) const {
+    return at + kBrokenAt + (stage * kExpandKeys + key) * Config::kBrokenBytes;
   }
-
-  __device__ __forceinline__ void put_units(int stage, int w, std::uint32_t key, std::uint32_t value) const {
-    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(units(stage, w)), "r"(key), "r"(value) : "memory");
+  /// Scale of a key's token, f32.
+  __device__ __forceinline__ std::uint32_t key_scale(int stage, int key) const {
+    return at + kKeyScalesAt + (stage * kExpandKeys + key) * 4;
   }
-  __device__ __forceinline__ void put_nan(int stage, int key, std::uint32_t blocks) const {
-    asm volatile("st.shared.u8 [%0], %1;" ::"r"(nan(stage, key)), "r"(blocks) : "memory");
+  __device__ __forceinline__ void put_units(int stage, int w, std::int32_t key, std::int32_t value) const {
+    asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(units(stage, w)), "r"(key), "r"(value) : "memory");
   }
 
   /// One thread, before any other uses it.
@@ -83,6 +86,14 @@ struct Tiles {
     count = (end - first + kExpandKeys - 1) / kExpandKeys;
     whole_begin = max(s.all_begin - first + kExpandKeys - 1, 0) / kExpandKeys;
     whole_count = max(min(s.all_end, end) - first, 0) / kExpandKeys - whole_begin;
+  }
+  /// In uniform registers, of which there are more.
+  __device__ __forceinline__ Tiles uniform() const {
+    Tiles tiles = *this;
+    for (std::int32_t* x : {&tiles.first, &tiles.end, &tiles.count, &tiles.whole_begin, &tiles.whole_count}) {
+      *x = ptx::same_in_warp(*x);
+    }
+    return tiles;
   }
   /// Whether rows see different keys of tile i.
   __device__ __forceinline__ bool masked(std::int32_t i) const {

@@ -4,8 +4,14 @@ namespace mpfa::sm90 {
 
 DecodeKernel expand_kernel(std::int32_t head_dim, OperandPair operands, std::int32_t row_blocks) {
   if (!has_expand_kernel(head_dim, operands)) return {};
-  if (operands.key == Operand::mxfp4) return expand_kernel<128, Operand::mxfp4, Operand::mxfp4>(row_blocks);
-  return expand_kernel<128, Operand::nvfp4, Operand::nvfp4>(row_blocks);
+  switch (operands.key) {
+    case Operand::mxfp4: return expand_kernel<128, Operand::mxfp4, Operand::mxfp4>(row_blocks);
+    case Operand::e4m3: return expand_kernel<128, Operand::e4m3, Operand::e4m3>(row_blocks);
+    case Operand::int8: return expand_kernel<128, Operand::int8, Operand::int8>(row_blocks);
+    default: break;
+  }
+  return operands.value == Operand::e4m3 ? expand_kernel<128, Operand::nvfp4, Operand::e4m3>(row_blocks)
+                                         : expand_kernel<128, Operand::nvfp4, Operand::nvfp4>(row_blocks);
 }
 
 }  // namespace mpfa::sm90

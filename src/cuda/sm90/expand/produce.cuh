@@ -3,10 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/sm90/decode/merge.cuh"
-#include "cuda/sm90/expand/control.cuh"
-#include "cuda/sm90/verify/products.cuh"
+#include "cuda/sm90/expand/chunks.cuh"
 
 namespace mpfa::sm90 {
 
@@ -18,39 +18,6 @@ __device__ __forceinline__ std::int32_t largest_code(std::uint32_t word, std::ui
   return static_cast<std::int32_t>(__reduce_max_sync(0xFFFFFFFFU, max(top & 0xFFU, top >> 8 & 0xFFU)));
 }
 
-/// A thread's 32 stored channels of one key.
-template <Operand kOperand>
-struct Chunk {
-  static constexpr int kTogether = 2;  // words that are expanded before they are stored
-  uint4 codes;
-
-  __device__ __forceinline__ void load(std::uint32_t at) { codes = ptx::load_shared_words(at); }
-  /// As f16 times the scales, to four places of 16 bytes of the key that are exclusive or apart.
-  template <class Scales>
-  __device__ __forceinline__ void expand(std::uint32_t to, const Scales& scales, int key) const {
-    const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-#pragma unroll
-    for (int m = 0; m < 4; m += kTogether) {
-      std::uint32_t f[kTogether][4];
-#pragma unroll
-      for (int w = 0; w < kTogether; ++w) {
-        expand_word<kOperand>(words[m + w], f[w]);
-#pragma unroll
-        for (std::uint32_t& pair : f[w]) {
-          pair = multiply_half2(pair, scales(key, m + w));
-          ptx::keep_in_register(pair);
-        }
-      }
-#pragma unroll
-      for (int w = 0; w < kTogether; ++w) {
-        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"((to ^ ((m + w) * 16)) + key * 8 * 128),
-                     "r"(f[w][0]), "r"(f[w][1]), "r"(f[w][2]), "r"(f[w][3])
-                     : "memory");
-      }
-    }
-  }
-};
-
 template <class Config>
 class Producer {
  public:
@@ -58,9 +25,10 @@ class Producer {
       : p_(&p), control_(control), pages_(p) {
     const std::uint32_t key = warp() * kVerifyPage + lane() % 8, chunk = lane() / 8;
     to_ = chunk / 2 * Config::kHalfBytes + key * 128 + (chunk % 2 * 4 ^ key % 8) * 16;
-    codes_ = code_offset<Config::kKeyRowBytes>(key, chunk);
+    key_codes_ = code_offset<Config::kKeyRowBytes>(key, chunk * Chunk<Config::kKey>::kPieces);
+    value_codes_ = Config::kValuesAt + code_offset<Config::kValueRowBytes>(key, chunk * Chunk<Config::kValue>::kPieces);
     scales_.key_select = chunk | (chunk + 4) << 8;
-    scales_.key_scales = key * Config::kKeyScaleBytes + (Config::kFollows ? 0 : 2 * chunk);
+    scales_.key_scales = key * Config::kKeyScaleBytes + (Config::kKeyScale == ScaleKind::e4m3 ? 2 * chunk : 0);
     raw_ = control.ring + Config::kRawAt + group() * (Config::kRawStages * Config::kRawBytes);
   }
 
@@ -132,33 +100,75 @@ class Producer {
                              static_cast<std::int64_t>(key - page * p_->page_size) * pages.scale_row;
     return __ldg(reinterpret_cast<const std::uint32_t*>(at));
   }
-  /// e8m0: all warps begin relative to the largest scales of the first tile.
+  /// All warps begin relative to the largest scales of the first tile.
   __device__ __forceinline__ void begin_exponents(const Work& work, const Tiles& tiles) {
     std::uint32_t k[2] = {0, 0}, v[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const std::int32_t key = tiles.first + 32 * i + static_cast<std::int32_t>(lane());
       if (key < work.sequence.begin || key >= tiles.end) continue;
-      k[i] = scale_word(p_->k, work, key), v[i] = scale_word(p_->v, work, key);
+      if constexpr (Config::kFollowsKeys) k[i] = scale_word(p_->k, work, key);
+      v[i] = p_->v.scale_bytes == 0 ? 0x3F800000U : scale_word(p_->v, work, key);
     }
-    key_bias_ = followed_bias(min(largest_code(k[0], k[1]), kLargestFollowed));
-    value_bias_ = followed_bias(min(largest_code(v[0], v[1]), kLargestFollowed));
+    if constexpr (Config::kFollowsKeys) key_bias_ = followed_bias(min(largest_code(k[0], k[1]), kLargestFollowed));
+    if constexpr (kTokensOfValues) {
+      value_exponent_ = FollowedScales::largest(f32_scale(v[0]), f32_scale(v[1]));
+    } else {
+      value_bias_ = followed_bias(min(largest_code(v[0], v[1]), kLargestFollowed));
+    }
+  }
+
+  static constexpr bool kTokensOfValues = Config::kValueScale == ScaleKind::row;
+  using Keys = std::conditional_t<Config::kScalesScores, NoScales, KeyScales<Config>>;
+  using Values = std::conditional_t<kTokensOfValues, FollowedScales, KeyScales<Config>>;
+  struct Scales {
+    Keys keys;
+    Values values;
+  };
+
+  __device__ __forceinline__ void load(std::uint32_t from, Scales& scales) const {
+    if constexpr (!Config::kScalesScores) scales.keys.load(from + Config::kKeyScalesAt + scales_.key_scales, scales_);
+    if constexpr (kTokensOfValues) {
+      scales.values.load(p_->v, from + Config::kValueScalesAt + (warp() * kVerifyPage + lane() % 8) * 4, 8 * 4);
+    } else {
+      scales.values.load(from + Config::kValueScalesAt + scales_.key_scales, scales_);
+    }
+  }
+  /// True if one does not fit its exponent.
+  __device__ __forceinline__ bool convert(Scales& scales) const {
+    bool beyond = false;
+    if constexpr (!Config::kScalesScores) beyond = scales.keys.convert(key_bias_);
+    if constexpr (kTokensOfValues)
+      return scales.values.convert(value_exponent_) || beyond;
+    else
+      return scales.values.convert(value_bias_) || beyond;
+  }
+  __device__ __forceinline__ void follow(Scales& scales) {
+    if constexpr (Config::kFollowsKeys) scales.keys.follow(key_bias_);
+    if constexpr (kTokensOfValues)
+      scales.values.follow(value_exponent_);
+    else if constexpr (Config::kFollowsValues)
+      scales.values.follow(value_bias_);
+  }
+  __device__ __forceinline__ void spread(Scales& scales) const {
+    if constexpr (!Config::kScalesScores) scales.keys.spread();
+    if constexpr (!kTokensOfValues) scales.values.spread();
   }
 
   /// The thread's part of a tile. Codes are loaded late, as there are few registers.
-  __device__ __forceinline__ void expand(std::uint32_t from, int stage, const KeyScales<Config>& key_scales,
-                                         const KeyScales<Config>& value_scales) const {
+  __device__ __forceinline__ void expand(std::uint32_t from, int stage, bool masked, const Scales& scales) const {
     Chunk<Config::kKey> keys[2];
     Chunk<Config::kValue> values[2];
 #pragma unroll
-    for (int k = 0; k < 2; ++k) keys[k].load(from + codes_ + k * 8 * Config::kKeyRowBytes);
+    for (int k = 0; k < 2; ++k) keys[k].load(from + key_codes_ + k * 8 * Config::kKeyRowBytes);
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      keys[k].expand(control_.keys(stage) + to_, key_scales, k);
-      values[k].load(from + Config::kValuesAt + codes_ + k * 8 * Config::kValueRowBytes);
+      keys[k].expand(control_.keys(stage) + to_, scales.keys, k);
+      values[k].load(from + value_codes_ + k * 8 * Config::kValueRowBytes);
+      if (Config::kValueInfo.has_nan && __builtin_expect(masked, 0)) values[k].drop_nan();
     }
 #pragma unroll
-    for (int k = 0; k < 2; ++k) values[k].expand(control_.values(stage) + to_, value_scales, k);
+    for (int k = 0; k < 2; ++k) values[k].expand(control_.values(stage) + to_, scales.values, k);
   }
 
   __device__ __forceinline__ void expand(const Work& work, const Tiles& tiles) {
@@ -166,30 +176,26 @@ class Producer {
     const std::uint32_t last = raw_ + (Config::kRawStages - 1) * Config::kRawBytes;
 #pragma unroll 1
     for (std::int32_t i = 0; tile(i) < tiles.count; ++i) {
-      const std::uint32_t n = done_ + static_cast<std::uint32_t>(tile(i)), stage = n % Config::kStages;
+      const std::uint32_t n = done_ + static_cast<std::uint32_t>(tile(i));
+      const auto stage = static_cast<int>(n % Config::kStages);
       ptx::wait_copies<Config::kRawStages - 1>();
       __syncwarp();
-      KeyScales<Config> key_scales, value_scales;
-      key_scales.load(from + Config::kKeyScalesAt + scales_.key_scales, scales_);
-      value_scales.load(from + Config::kValueScalesAt + scales_.key_scales, scales_);
-      if (__builtin_expect(tiles.masked(tile(i)), 0)) {
-        hide(work, tiles, tile(i), static_cast<int>(stage), key_scales, value_scales);
-      }
-      bool beyond = key_scales.convert(key_bias_);
-      beyond = value_scales.convert(value_bias_) || beyond;
+      Scales scales;
+      load(from, scales);
+      const bool masked = tiles.masked(tile(i));
+      if (__builtin_expect(masked, 0)) hide(work, tiles, tile(i), from, stage, scales);
+      const bool beyond = convert(scales);
       ptx::wait_phase(control_.free(stage), (n / Config::kStages & 1U) ^ 1U);
 #pragma unroll 1
       for (bool again = false;; again = true) {
-        key_scales.spread(), value_scales.spread();
-        expand(from, static_cast<int>(stage), key_scales, value_scales);
+        spread(scales);
+        expand(from, stage, masked, scales);
         // Whether that has to be done again is known while it is done.
         if (!Config::kFollows || again || __builtin_expect(!__any_sync(0xFFFFFFFFU, beyond), 1)) break;
-        key_scales.follow(key_bias_);
-        value_scales.follow(value_bias_);
+        follow(scales);
         control_.note_raised();
       }
-      if (Config::kFollows && lane() == 0) control_.put_units(stage, warp(), key_bias_, value_bias_);
-      if (__builtin_expect(bad_page_, 0)) control_.note_bad();
+      publish(from, stage);
       ptx::fence_shared_writes();
       __syncwarp();
       if (lane() == 0) ptx::arrive(control_.full(stage));
@@ -198,22 +204,57 @@ class Producer {
       from = from == last ? raw_ : from + Config::kRawBytes;
     }
   }
+  /// What the multiplying warps need to know of the warp's keys.
+  __device__ __forceinline__ void publish(std::uint32_t from, int stage) const {
+    if (Config::kFollows && lane() == 0) {
+      control_.put_units(stage, warp(), Config::kFollowsKeys ? followed_exponent(key_bias_) : 0,
+                         kTokensOfValues ? value_exponent_ : followed_exponent(value_bias_));
+    }
+    if constexpr (Config::kScalesScores) {
+      const std::uint32_t key = warp() * kVerifyPage + lane();
+      if (p_->k.scale_bytes != 0 && lane() < kVerifyPage) {
+        const float scale = FollowedScales::token_scale(p_->k, from + Config::kKeyScalesAt + key * 4);
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(control_.key_scale(stage, key)), "f"(scale) : "memory");
+      }
+    }
+    if (__builtin_expect(bad_page_, 0)) control_.note_bad();
+  }
 
-  /// Of a tile of which rows see different keys: zeros for keys that no row sees, and for NaN scales of V, of which the
-  /// rows are told.
-  __device__ __forceinline__ void hide(const Work& work, const Tiles& tiles, std::int32_t i, int stage,
-                                       KeyScales<Config>& key_scales, KeyScales<Config>& value_scales) const {
+  /// Of a tile of which rows see different keys: zeros for keys that no row sees, and for NaN of V, of which the rows
+  /// are told.
+  __device__ __forceinline__ void hide(const Work& work, const Tiles& tiles, std::int32_t i, std::uint32_t from,
+                                       int stage, Scales& scales) const {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const std::uint32_t own = warp() * kVerifyPage + lane() % 8 + 8 * k;
       const std::int32_t key = tiles.first + i * kExpandKeys + static_cast<std::int32_t>(own);
-      std::uint32_t nan = value_scales.drop_nan(k) << 2 * (lane() / 8);
-      if (key < work.sequence.begin || key >= tiles.end) {
-        key_scales.drop(k), value_scales.drop(k);
-        nan = 0;
+      const bool outside = key < work.sequence.begin || key >= tiles.end;
+      if constexpr (kTokensOfValues) {
+        Chunk<Config::kValue> codes;
+        codes.load(from + value_codes_ + k * 8 * Config::kValueRowBytes);
+        std::uint32_t broken = codes.drop_nan();
+        if (scales.values.drop_nan(k)) broken = 0xFFFFFFFFU;
+        tell(stage, own, outside ? 0U : broken);
+      } else {
+        std::uint32_t broken = scales.values.drop_nan(k) << 2 * (lane() / 8);
+        tell(stage, own, outside ? 0U : broken);
       }
-      nan |= __shfl_xor_sync(0xFFFFFFFFU, nan, 8), nan |= __shfl_xor_sync(0xFFFFFFFFU, nan, 16);
-      if (lane() < 8) control_.put_nan(stage, own, nan);
+      if (outside) {
+        if constexpr (!Config::kScalesScores) scales.keys.drop(k);
+        scales.values.drop(k);
+      }
+    }
+  }
+  /// Takes down what is NaN in V of the thread's channels of a key: a bit for each of 32 channels where codes may be
+  /// NaN, otherwise for two blocks of 16.
+  __device__ __forceinline__ void tell(int stage, std::uint32_t key, std::uint32_t broken) const {
+    const std::uint32_t at = control_.broken(stage, key);
+    if constexpr (Config::kBrokenBytes == 16) {
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(at + lane() / 8 * 4), "r"(broken) : "memory");
+    } else {
+      if constexpr (kTokensOfValues) broken = (broken != 0 ? 3U : 0U) << 2 * (lane() / 8);
+      broken |= __shfl_xor_sync(0xFFFFFFFFU, broken, 8), broken |= __shfl_xor_sync(0xFFFFFFFFU, broken, 16);
+      if (lane() < 8) asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(broken) : "memory");
     }
   }
 
@@ -223,10 +264,12 @@ class Producer {
   GroupPlace own_{};
   std::int32_t ahead_ = 0;
   bool bad_page_ = false;
-  std::uint32_t raw_, codes_, to_;  // the first raw stage; the thread's places in one and in a tile
-  KeyScalePlace scales_;            // also of V
-  std::uint32_t key_bias_ = 0, value_bias_ = 0;
-  std::uint32_t done_ = 0;  // tiles of pieces before
+  std::uint32_t raw_;                            // the first raw stage
+  std::uint32_t key_codes_, value_codes_, to_;   // the thread's places in one and in a tile
+  KeyScalePlace scales_;                         // of K; also of V if both have scales of blocks
+  std::uint32_t key_bias_ = 0, value_bias_ = 0;  // e8m0
+  std::int32_t value_exponent_ = 127;            // scales of tokens
+  std::uint32_t done_ = 0;                       // tiles of pieces before
 };
 
 }  // namespace mpfa::sm90

@@ -1,6 +1,7 @@
 // What the kernel for many rows is built for.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "cuda/sm90/decode/operand.h"
@@ -10,12 +11,18 @@ namespace mpfa::sm90 {
 inline constexpr int kExpandKeys = 64;  // of a tile
 inline constexpr int kExpandRows = 64;  // of a warpgroup: the least that its MMAs have
 
-inline constexpr int kExpandFrom = 32;  // with more rows than this it is the fastest kernel
+inline constexpr std::array kExpandPairs{
+    OperandPair{Operand::mxfp4, Operand::mxfp4}, OperandPair{Operand::nvfp4, Operand::nvfp4},
+    OperandPair{Operand::nvfp4, Operand::e4m3},  OperandPair{Operand::e4m3, Operand::e4m3},
+    OperandPair{Operand::int8, Operand::int8},
+};
 
-/// Whether there is a kernel.
+/// Whether there is a kernel, for P in 16 bits and queries as they are or rounded to 8 bits.
 constexpr bool has_expand_kernel(std::int64_t head_dim, OperandPair operands) {
-  return head_dim == 128 && operands.key == operands.value &&
-         (operands.key == Operand::mxfp4 || operands.key == Operand::nvfp4);
+  for (const OperandPair pair : kExpandPairs) {
+    if (head_dim == 128 && operands == pair) return true;
+  }
+  return false;
 }
 
 /// Row tiles of 8 of a block, of 64 rows or 128, for `outputs` KV heads of sequences with `rows` rows each. Blocks of
@@ -27,6 +34,11 @@ constexpr std::int32_t expand_row_tiles(std::int64_t rows, std::int64_t outputs,
   const std::int64_t tiles = outputs * ((rows + kBlock - 1) / kBlock) * (keys / kExpandKeys);
   const bool two = rows > kExpandRows && (fixed || tiles >= kTiles * multiprocessors);
   return kExpandRows / 8 * (two ? 2 : 1);
+}
+
+/// Whether it is the fastest kernel for so many rows: more than 32, beside K of 8 bits in blocks of 128.
+constexpr bool is_expand_faster(std::int64_t rows, OperandPair operands, std::int32_t row_tiles) {
+  return rows > 32 && (operand_info(operands.key).bits == 4 || row_tiles * 8 > kExpandRows);
 }
 
 }  // namespace mpfa::sm90

@@ -15,10 +15,10 @@ inline constexpr int kRowScores = kExpandKeys / 2;  // of a thread: [n * 4 + r *
 /// Sums of a piece, of a thread.
 template <class Config>
 struct RowState {
-  float out[Config::kD / 2];           // [n * 4 + r * 2 + j]: row g + 8 r, place 8 n + 2 t + j of the channels
-  float sum[2], top[2];                // over the thread's own keys; what P is relative to, in the log2 domain
-  float factor[2];                     // of scores
-  std::uint32_t key_bias, value_bias;  // e8m0: what scores and outputs are relative to
+  float out[Config::kD / 2];                  // [n * 4 + r * 2 + j]: row g + 8 r, place 8 n + 2 t + j of the channels
+  float sum[2], top[2];                       // over the thread's own keys; what P is relative to, in the log2 domain
+  float factor[2];                            // of scores
+  std::int32_t key_exponent, value_exponent;  // that scores and outputs are relative to
 };
 
 /// The thread's first row of the block's.
@@ -47,26 +47,41 @@ __device__ __forceinline__ void mask_row_scores(const DecodeParams& p, const Seq
   }
 }
 
-/// Puts NaN scales of V, found in a masked tile, into the outputs of the rows that see their keys.
+/// Puts what is NaN in V of a masked tile into the outputs of the rows that see its keys. `at`: what the tile's first
+/// key has in shared memory, see Control::broken.
 template <class Config>
 __device__ __forceinline__ void spread_row_nan(const DecodeParams& p, const Sequence& s, std::int32_t row0,
-                                               std::int32_t first, std::uint32_t blocks_of_keys,
-                                               RowState<Config>& state) {
-  std::uint32_t all;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(all) : "r"(blocks_of_keys + threadIdx.x % 16 * 4) : "memory");
-  if (!__any_sync(0xFFFFFFFFU, all != 0)) return;
+                                               std::int32_t first, std::uint32_t at, RowState<Config>& state) {
+  constexpr bool kChannels = Config::kBrokenBytes == 16;
+  std::uint32_t any = 0;
+#pragma unroll
+  for (int i = 0; i < (kChannels ? 8 : 1); ++i) {
+    std::uint32_t word;
+    const std::uint32_t from = at + (threadIdx.x % (kChannels ? 32 : 16) + i * 32) * 4;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+    any |= word;
+  }
+  if (!__any_sync(0xFFFFFFFFU, any != 0)) return;
+  const std::uint32_t t = threadIdx.x % 4;
 #pragma unroll 1
   for (std::int32_t key = 0; key < kExpandKeys; ++key) {
-    const std::uint32_t blocks = __shfl_sync(0xFFFFFFFFU, all, key / 4) >> (8 * (key % 4)) & 0xFFU;
-    if (blocks == 0) continue;
+    std::uint32_t bits[4];
+    if constexpr (kChannels) {
+      load_words(bits, at + key * 16);
+    } else {
+      asm volatile("ld.shared.u8 %0, [%1];" : "=r"(bits[0]) : "r"(at + key) : "memory");
+      bits[1] = bits[2] = bits[3] = 0;
+    }
+    if ((bits[0] | bits[1] | bits[2] | bits[3]) == 0) continue;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Keys seen = row_keys(p, s, row0 + first_row<Config>() + 8 * r);
-      const bool sees = first + key >= seen.begin && first + key < seen.end;
+      if (first + key < seen.begin || first + key >= seen.end) continue;
 #pragma unroll
-      for (int n = 0; n < Config::kD / 8; ++n) {
-        if (!sees || (blocks >> n / 2 & 1U) == 0) continue;
-        state.out[n * 4 + r * 2] = state.out[n * 4 + r * 2 + 1] = __int_as_float(0x7FC00000);
+      for (int i = 0; i < Config::kD / 4; ++i) {
+        const std::uint32_t n = i / 2, place = n % 4 * 8 + 2 * t + i % 2;
+        const bool broken = kChannels ? (bits[n / 4] >> place & 1U) != 0 : (bits[0] >> n / 2 & 1U) != 0;
+        if (broken) state.out[n * 4 + r * 2 + i % 2] = __int_as_float(0x7FC00000);
       }
     }
   }
@@ -82,23 +97,24 @@ __device__ __forceinline__ float power_of_two(std::int32_t n) {
 template <class Config>
 __device__ __forceinline__ void follow_exponents(std::uint32_t units, float (&x)[kRowScores],
                                                  float (&lifts)[kRowScores / 8], RowState<Config>& state) {
-  std::int32_t values[kRowScores / 8], top = followed_exponent(state.value_bias);
-  const std::int32_t before = top;
+  std::int32_t values[kRowScores / 8], top = state.value_exponent;
 #pragma unroll
   for (int w = 0; w < kRowScores / 8; ++w) {
-    std::uint32_t bias[2];
-    load_words(bias, units + w * 8);
-    const float unit = power_of_two(followed_exponent(bias[0]) - followed_exponent(state.key_bias));
+    std::uint32_t both[2];
+    load_words(both, units + w * 8);
+    if constexpr (Config::kFollowsKeys) {
+      const float unit = power_of_two(static_cast<std::int32_t>(both[0]) - state.key_exponent);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[w * 8 + i] *= unit;
-    values[w] = followed_exponent(bias[1]);
+      for (int i = 0; i < 8; ++i) x[w * 8 + i] *= unit;
+    }
+    values[w] = static_cast<std::int32_t>(both[1]);
     top = max(top, values[w]);
   }
-  if (top > before) {
-    const float keep = power_of_two(before - top);
+  if (top > state.value_exponent) {
+    const float keep = power_of_two(state.value_exponent - top);
 #pragma unroll
     for (float& out : state.out) out *= keep;
-    state.value_bias = followed_bias(top);
+    state.value_exponent = top;
   }
 #pragma unroll
   for (int w = 0; w < kRowScores / 8; ++w) lifts[w] = power_of_two(values[w] - top);

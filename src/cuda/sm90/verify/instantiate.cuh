@@ -29,8 +29,9 @@ DecodeKernel verify_kernel_of(std::int32_t teams, VerifyCase kind) {
       return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 1, VerifyCase::rounded>>();
     }
   }
-  if constexpr (kRowTiles == 8 && has_expand_kernel(kHeadDim, {kKey, kValue})) {
-    return {};  // that is faster
+  if constexpr (has_expand_kernel(kHeadDim, {kKey, kValue}) && is_expand_faster(64, {kKey, kValue}, kRowTiles) &&
+                kRowTiles == 8) {
+    return {};
   } else {
     if constexpr (kGroups == 4) {
       if (teams == 2) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 2>>();

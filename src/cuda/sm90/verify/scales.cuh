@@ -115,6 +115,7 @@ __device__ __forceinline__ bool convert_codes(std::uint32_t codes, std::uint32_t
 template <class Config>
 struct KeyScales {
   static constexpr bool kFollows = Config::kKeyScale == ScaleKind::e8m0;
+  static constexpr bool kScale = true;
   static constexpr int kCount = kFollows ? 1 : 2;
   std::uint32_t pair[2][kCount];  // f16 twice
 
