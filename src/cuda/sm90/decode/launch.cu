@@ -31,6 +31,26 @@ DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_
   return kernel_for<256>(operands, row_tiles, kind, teams, kAll);
 }
 
+/// Which kernel the rows of a KV head go to, and how many of them a block takes.
+void choose_kernel(const DecodeShape& shape, std::int64_t rows, std::int32_t multiprocessors, DecodeLaunch& l) {
+  l.verify = shape.verify && rows > 8 &&
+             (shape.masked ? has_masked_verify_kernel(shape.head_dim, shape.operands)
+                           : has_verify_kernel(shape.head_dim, shape.operands));
+  if (!l.verify) {
+    l.row_tiles = choose_row_tiles(shape.head_dim, shape.operands, rows);
+    return;
+  }
+  const std::int64_t outputs = static_cast<std::int64_t>(shape.batch) * shape.kv_heads;
+  const bool fixed = shape.fixed_split_keys > 0;  // then rows must not depend on the batch
+  const std::int32_t most = verify_row_tiles(rows, shape.operands);
+  l.row_tiles = fixed ? most : verify_row_tiles(rows, shape.operands, outputs, shape.max_kv, multiprocessors);
+  if (shape.masked) l.row_tiles = std::min(l.row_tiles, most_masked_row_tiles(shape.operands));
+  if (shape.masked || shape.rounded || l.row_tiles < most) return;
+  const std::int32_t tiles = expand_row_tiles(rows, outputs, shape.max_kv, multiprocessors, fixed);
+  l.expand = has_expand_kernel(shape.head_dim, shape.operands) && is_expand_faster(rows, shape.operands, tiles);
+  if (l.expand) l.row_tiles = tiles;
+}
+
 /// Teams of a block for `outputs`. A fixed split has one, since its sums must not depend on the number of outputs.
 std::int32_t choose_teams(const DecodeShape& shape, const DecodeLaunch& l, std::int64_t outputs) {
   if (l.expand) return 1;
@@ -123,21 +143,7 @@ void set_scale_groups(const BlockFormat& f, std::int64_t head_dim, DecodePages& 
 DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors) {
   DecodeLaunch l;
   const std::int64_t rows = static_cast<std::int64_t>(shape.group) * shape.max_q;
-  l.verify = shape.verify && rows > 8 &&
-             (shape.masked ? has_masked_verify_kernel(shape.head_dim, shape.operands)
-                           : has_verify_kernel(shape.head_dim, shape.operands));
-  const std::int32_t expand_tiles = expand_row_tiles(rows, static_cast<std::int64_t>(shape.batch) * shape.kv_heads,
-                                                     shape.max_kv, multiprocessors, shape.fixed_split_keys > 0);
-  l.expand = l.verify && !shape.masked && !shape.rounded && has_expand_kernel(shape.head_dim, shape.operands) &&
-             is_expand_faster(rows, shape.operands, expand_tiles);
-  if (l.expand) {
-    l.row_tiles = expand_tiles;
-  } else if (l.verify) {
-    const std::int32_t most = shape.masked ? most_masked_row_tiles(shape.operands) : 8;
-    l.row_tiles = std::min(verify_row_tiles(rows, shape.operands), most);
-  } else {
-    l.row_tiles = choose_row_tiles(shape.head_dim, shape.operands, rows);
-  }
+  choose_kernel(shape, rows, multiprocessors, l);
   const std::int64_t block_rows = 8 * l.row_tiles;
   l.row_blocks = static_cast<std::int32_t>((rows + block_rows - 1) / block_rows);
   const std::int64_t lines = static_cast<std::int64_t>(shape.batch) * shape.kv_heads * l.row_blocks;
@@ -192,10 +198,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
                                     : params.p_scale > 0.0F     ? VerifyCase::rounded
                                                                 : VerifyCase::plain)
                     : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
-  if (verify && params.p_scale > 0.0F) {
-    params.p_scale = verify_p_scale(params.p_scale);
-    params.p_unit = 1.0F / params.p_scale;
-  }
+  if (verify && params.p_scale > 0.0F) params.p_scale = verify_p_scale(params.p_scale);
   std::int32_t blocks = launch.blocks;
   const std::int32_t teams = blocks * kernel.teams, outputs = params.kv_heads * launch.row_blocks;
   params.splits = teams / (params.batch * outputs);

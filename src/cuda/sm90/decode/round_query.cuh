@@ -17,11 +17,15 @@ __device__ __forceinline__ float2 unpack_q(std::uint32_t pair, bool bf16) {
   return __half22float2(*reinterpret_cast<__half2*>(&pair));
 }
 
-/// Two floats as e4m3 and back.
-__device__ __forceinline__ float2 round_e4m3(float x, float y) {
+/// Two floats as e4m3 and back, as f16.
+__device__ __forceinline__ std::uint32_t round_e4m3_halves(float x, float y) {
   std::uint32_t pair;
   asm("{.reg .b16 t; cvt.rn.satfinite.e4m3x2.f32 t, %1, %2; cvt.rn.f16x2.e4m3x2 %0, t;}" : "=r"(pair) : "f"(y), "f"(x));
-  return __half22float2(*reinterpret_cast<__half2*>(&pair));
+  return pair;
+}
+__device__ __forceinline__ float2 round_e4m3(float x, float y) {
+  const std::uint32_t pair = round_e4m3_halves(x, y);
+  return __half22float2(*reinterpret_cast<const __half2*>(&pair));
 }
 
 /// |x| to nearest, ties to even, on the e2m1 grid continued past 6. Adding a power of two whose last bit is the grid's

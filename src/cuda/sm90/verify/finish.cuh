@@ -38,7 +38,7 @@ __device__ __forceinline__ float group_value_unit(const GroupState<Config>& stat
   } else if constexpr (Config::kValueScale == ScaleKind::group) {
     return Config::kValueInfo.unit * __uint_as_float((254U << 23) - state.bias);
   } else if constexpr (Config::kValueScale == ScaleKind::row) {
-    return Config::kValueInfo.unit / kTokenDrop * __uint_as_float((254U << 23) - state.bias);
+    return Config::kValueInfo.unit / kTokenDrop<Config> * __uint_as_float((254U << 23) - state.bias);
   } else {
     return Config::kValueInfo.unit;
   }

@@ -18,8 +18,9 @@ struct Lane;
 // V's largest scale so far becomes an f16 of [2^10, 2^11); those up to 2^15 need no new exponent.
 inline constexpr std::uint32_t kGroupLift = 10, kMostGroupExponent = 245;  // with it NaN and Inf stay such
 inline constexpr float kMostGroupScale = 0x1p15F;
-inline constexpr float kTokenDrop =
-    0x1p-4F;  // scales of tokens: of P, which is below 2, a product has to be an f16 too
+// Scales of tokens: their product with P, which is below 2, or with its codes up to 448, has to be an f16 too.
+template <class Config>
+inline constexpr float kTokenDrop = Config::kRoundsP ? 0x1p-8F : 0x1p-4F;
 
 /// Of one operand, where a chunk of 32 channels has its scale in the row of a key, as it is stored.
 template <Operand kOperand>

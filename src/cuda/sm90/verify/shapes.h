@@ -63,6 +63,20 @@ constexpr std::int32_t verify_row_tiles(std::int64_t rows, OperandPair operands)
   if (rows <= 16 && operand_info(operands.key).bits == 4) return 2;
   return rows <= 32 ? 4 : 8;
 }
+/// The same for `outputs`, sequences times KV heads, of up to `keys`, on `blocks`. Where many blocks share one of few
+/// outputs, merging what they have takes longer than several passes over few keys: then there are more row blocks of
+/// fewer rows.
+constexpr std::int32_t verify_row_tiles(std::int64_t rows, OperandPair operands, std::int64_t outputs,
+                                        std::int64_t keys, std::int64_t blocks) {
+  constexpr std::int64_t kTiles = 24;  // of a block: with more of them passes over the keys take longer
+  std::int32_t tiles = verify_row_tiles(rows, operands);
+  while (tiles > verify_row_tiles(9, operands) && outputs * (keys / kVerifyKeys) <= kTiles * blocks) {
+    const std::int64_t half = tiles / 2, row_blocks = (rows + 8 * half - 1) / (8 * half);
+    if (8 * outputs * row_blocks > blocks * half) break;
+    tiles = static_cast<std::int32_t>(half);
+  }
+  return tiles;
+}
 
 /// Teams of a block for `outputs`: two, or as many as there are warpgroups, when outputs are more than blocks.
 constexpr std::int32_t verify_teams(std::int32_t row_tiles, Operand value, std::int64_t outputs, std::int64_t blocks) {

@@ -182,18 +182,35 @@ __device__ __forceinline__ void store_probabilities(std::uint32_t at,
   ptx::fence_shared_writes();
 }
 
-/// Raises the maxima to those of the warpgroup's tile and scales what was summed before to them.
+/// What a maximum is above the largest score when it is taken: P is then relative to it, codes of P as they are.
 template <class Config>
-__device__ __forceinline__ void raise_group_maxima(const float (&x)[Config::kScores], const RowTops<Config>& tops,
+__device__ __forceinline__ float maximum_above(const DecodeParams& p) {
+  return Config::kRoundsP ? kCodeHeadroom - __log2f(p.p_scale) : kHeadroom;
+}
+
+/// What rank-one terms are multiplied by to be logits.
+__device__ __forceinline__ float term_unit(const DecodeParams& p) {
+  return p.scale * kLog2E;
+}
+
+/// Raises the maxima to those of the warpgroup's tile and `above` and scales what was summed before to them. terms: as
+/// of take_codes.
+template <class Config>
+__device__ __forceinline__ void raise_group_maxima(const DecodeParams& p, const float (&x)[Config::kScores],
+                                                   const float (&terms)[2][2], float above, const RowTops<Config>& tops,
                                                    std::uint32_t maxima, int barrier, GroupState<Config>& state) {
-  constexpr float kAbove = Config::kRoundsP ? kCodeHeadroom : kHeadroom;
   const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4;
 #pragma unroll
   for (int n = 0; n < Config::kRowTiles; ++n) {
     const float4 top = tops.load(n);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      float largest = fmaxf(x[n * 4 + j], x[n * 4 + 2 + j]) * (j == 0 ? top.x : top.y);
+      const float factor = j == 0 ? top.x : top.y, first = x[n * 4 + j], second = x[n * 4 + 2 + j];
+      float largest = fmaxf(first, second) * factor;
+      if constexpr (Config::kRankOne) {
+        const float unit = term_unit(p);
+        largest = fmaxf(fmaf(first, factor, terms[0][j] * unit), fmaf(second, factor, terms[1][j] * unit));
+      }
 #pragma unroll
       for (int i = 4; i < 32; i *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, i));
       if (lane < 4) {
@@ -217,7 +234,7 @@ __device__ __forceinline__ void raise_group_maxima(const float (&x)[Config::kSco
     }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float raised = fmaxf(*own[j], largest[j] + kAbove), keep = fmaxf(ptx::exp2_fast(*own[j] - raised), FLT_MIN);
+      const float raised = fmaxf(*own[j], largest[j] + above), keep = fmaxf(ptx::exp2_fast(*own[j] - raised), FLT_MIN);
       *own[j] = raised;
       state.sum[n][j] *= keep;
 #pragma unroll

@@ -78,6 +78,8 @@ class GroupPages {
     if constexpr (Config::kRankOne) {
       terms_ = static_cast<const std::uint8_t*>(p.rank_one) + head * p.rank_one_head * term_bytes() + lane * 16;
       term_to_ = Config::kTermsAt + warp * (p.group * term_bytes() * kVerifyPage) + lane * 16;
+      const bool copies = p.rank_one != nullptr && static_cast<std::int32_t>(lane) < p.group * term_bytes();
+      if (!copies) term_to_ = 0;
       ptx::keep_in_register(terms_);
       ptx::keep_in_register(term_to_);
     }
@@ -120,7 +122,7 @@ class GroupPages {
     }
     const std::uint8_t* scales = scales_ + std::uint64_t{place.scales} * scale_unit;
     if constexpr (Config::kRankOne) {
-      if (p_->rank_one != nullptr && static_cast<std::int32_t>(threadIdx.x % 32) < p_->group * term_bytes()) {
+      if (term_to_ != 0) {
         ptx::copy_async16(stage + term_to_, terms_ + std::uint64_t{place.terms} * kVerifyPage);
       }
     }

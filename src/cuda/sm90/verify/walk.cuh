@@ -47,8 +47,7 @@ class GroupWalk {
     Lane<Config> own;
     own.enter(*p_, memory + Config::kScratchAt + warp * Config::kScratchBytes);
     ptx::keep_in_register(put);
-    const bool terms = Config::kRankOne && p_->rank_one != nullptr;
-    tops.start(exchange.factors, terms || (Config::kMasked && scales_logits(*p_)));
+    tops.start(exchange.factors, Config::kMasked && scales_logits(*p_));
     if constexpr (Config::kMasked) {
       mask_.enter(work, exchange.row_bias);
 #pragma unroll 1
@@ -61,6 +60,12 @@ class GroupWalk {
     for (int i = Config::kEarlyStages; i < Config::kStages; ++i) {
       copy(memory + i * Config::kStageBytes, i, find(work, i));
     }
+    if constexpr (Config::kRankOne) {
+#pragma unroll 1
+      for (int i = 0; i < Config::kStages && p_->rank_one == nullptr; ++i) {
+        clear_terms<Config>(memory + i * Config::kStageBytes);
+      }
+    }
     ptx::wait_copies<Config::kStages - (Config::kMasked ? Config::kEarlyStages : 1)>();
     ptx::sync_some<128>(barrier);
     const std::uint32_t last = memory + (Config::kStages - 1) * Config::kStageBytes;
@@ -69,7 +74,7 @@ class GroupWalk {
     Tile tile;
     if (count_ > 0) {
       if constexpr (kBytes<Config>) {
-        expand(exchange, work, 0, stage, queries, own, tops, x, tile, state, [] {});
+        expand(work, 0, stage, queries, own, tops, x, tile, state, [] {});
       } else {
         expand(exchange, work, 0, stage, queries, own, tops, x, tile, state);
       }
@@ -89,6 +94,7 @@ class GroupWalk {
         }
         if ((tile.rare & kMasked) != 0) {
           const std::int32_t first = first_ + i * kStep, row0 = work.piece.row_block * Config::kRows;
+          if constexpr (Config::kRankOne) fold_terms<Config>(*p_, tops, tile.terms, x);
           mask_group_scores<Config>(*p_, work.sequence, row0, first + warp * 16, end_, x);
           const std::uint32_t nan = tile.rare & kNan;
           const auto shows = [&](int row, std::int32_t key) {
@@ -120,8 +126,10 @@ class GroupWalk {
         for (int k = 0; k < 2 * Config::kRowTiles && Config::kAddsEarly; ++k) {
           sum[k / 2][k % 2] = state.sum[k / 2][k % 2];
         }
-        if constexpr (kBytes<Config>) {
-          return take_probabilities<Config>(*p_, x, tile.value_scales.key, tile.top, sum, pairs);
+        if constexpr (Config::kRoundsP) {
+          return take_codes<Config>(*p_, x, tile.terms, tile.value_scales.key, tile.top, sum, pairs);
+        } else if constexpr (kBytes<Config>) {
+          return take_probabilities<Config>(x, tile.value_scales.key, tile.top, sum, pairs);
         } else {
           return take_probabilities<Config>(x, tile.top, sum, pairs);
         }
@@ -139,7 +147,8 @@ class GroupWalk {
       };
       if constexpr (!Config::kScarce) copy_next();
       if (__builtin_expect(any, 0)) {
-        raise_group_maxima<Config>(x, tops, memory + Config::kWarpMaximaAt, barrier, state);
+        raise_group_maxima<Config>(*p_, x, tile.terms, maximum_above<Config>(*p_), tops, memory + Config::kWarpMaximaAt,
+                                   barrier, state);
         tops.load(tile.top);
         take();
         store_probabilities<Config>(put, pairs);
@@ -162,7 +171,7 @@ class GroupWalk {
       stage = stage == last ? memory : stage + Config::kStageBytes;
       put += step, probabilities += step >> 4, step = -step;
       if constexpr (kBytes<Config>) {
-        expand(exchange, work, i + 1, stage, queries, own, tops, x, tile, state, copy_next);
+        expand(work, i + 1, stage, queries, own, tops, x, tile, state, copy_next);
       } else {
         expand(exchange, work, i + 1, stage, queries, own, tops, x, tile, state);
       }
@@ -191,6 +200,7 @@ class GroupWalk {
     ValueScales<Config> value_scales;
     ValueSteps<Config> low;
     float4 top[Config::kRowTiles];
+    float terms[2][2];   // kRankOne: of the thread's keys g and g + 8 and its columns
     float keep;          // what outputs have to be multiplied by
     std::uint32_t rare;  // kMasked, kScaled if `keep` matters, kMaskActs; alike in a warp but for the NaN of Unseen
   };
@@ -201,10 +211,10 @@ class GroupWalk {
 
   /// The scores of tile i, and half of its V expanded. meanwhile: called when the first codes are asked for.
   template <class F>
-  __device__ __forceinline__ void expand(const Exchange<Config>& exchange, const Work& work, std::int32_t i,
-                                         std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
-                                         const RowTops<Config>& tops, float (&x)[Config::kScores], Tile& tile,
-                                         GroupState<Config>& state, F&& meanwhile) {
+  __device__ __forceinline__ void expand(const Work& work, std::int32_t i, std::uint32_t stage, std::uint32_t queries,
+                                         const Lane<Config>& own, const RowTops<Config>& tops,
+                                         float (&x)[Config::kScores], Tile& tile, GroupState<Config>& state,
+                                         F&& meanwhile) {
     const bool masked = static_cast<std::uint32_t>(i - whole_begin_) >= static_cast<std::uint32_t>(whole_count_);
     const auto outside = [&](std::int32_t key) {
       return first_ + i * kStep + key < work.sequence.begin || first_ + i * kStep + key >= end_;
@@ -212,13 +222,11 @@ class GroupWalk {
     std::uint32_t mask_acts = 0, nan = 0;
     const bool broken = expand_tile<Config>(*p_, stage, queries, own, tops, masked, outside, x, tile, nan, state, [&] {
       meanwhile();
+      if constexpr (Config::kRankOne) load_terms(*p_, stage + own.terms, tile.terms);
       if constexpr (Config::kMasked) {
         mask_acts = __any_sync(0xFFFFFFFFU, mask_.acts(mask_.load_ahead(stage), stage)) ? kMaskActs : 0U;
       }
     });
-    if constexpr (Config::kRankOne) {
-      if (p_->rank_one != nullptr) add_terms<Config>(*p_, stage + own.terms, exchange.factors, x);
-    }
     const bool hides = masked || broken || (Config::kMasked && __any_sync(0xFFFFFFFFU, nan != 0));
     tile.rare = (tile.keep != 1.0F ? kScaled : 0U) | (hides ? kMasked | nan : 0U) | (broken ? kBroken : 0U) | mask_acts;
   }
