@@ -54,6 +54,18 @@ TEST(Latent, LongRowsOfBlocks) {
   }
 }
 
+/// Sums of squares that differ by less than their rounding, also under heads with scales, decide as they do on the
+/// host.
+TEST(FourOverSix, NearTies) {
+  for (const bool globals : {false, true}) {
+    for (const bool means : {false, true}) {
+      WriteCase c{.k = "nvfp4_4over6", .v = "nvfp4_4over6", .tokens = 3000, .pages = 400, .means = means};
+      c.globals = globals, c.ties = true;
+      EXPECT_EQ(write_both(c, 12), "") << globals << means;
+    }
+  }
+}
+
 /// Blocks go over more than one group of tokens, and the last one is short.
 TEST(Long, EveryTokenOfTiles) {
   for (const std::int64_t half : {0, 32}) {

@@ -49,11 +49,46 @@ inline std::vector<float> hard_values(std::size_t n, unsigned seed, bool finite 
   return x;
 }
 
+/// Blocks of 16 under which nvfp4_4over6 finds both scales nearly as good: one element of each is put where the errors
+/// are equal, and some last bits beside it.
+inline std::vector<float> near_ties(std::size_t n, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(n);
+  for (std::size_t begin = 0; begin + 16 <= n; begin += 16) {
+    float* const block = x.data() + begin;
+    float amax = 0.0F;
+    for (int i = 0; i < 16; ++i) block[i] = normal(random), amax = std::max(amax, std::fabs(block[i]));
+    const auto scale = [&](float target) { return formats::E4M3::decode(formats::E4M3::encode(amax / target).bits); };
+    const float six = scale(6.0F), four = scale(4.0F);
+    const auto point = [](float v, float s) {
+      return double{s} * formats::E2M1::decode(formats::E2M1::encode(std::fabs(v) / s).bits);
+    };
+    double more = 0.0;
+    for (int i = 0; i < 16; ++i) {
+      more += std::pow(std::fabs(block[i]) - point(block[i], four), 2) -
+              std::pow(std::fabs(block[i]) - point(block[i], six), 2);
+    }
+    for (int i = 0; i < 16; ++i) {
+      const double p4 = point(block[i], four), p6 = point(block[i], six),
+                   moved = std::fabs(block[i]) + more / (2 * (p4 - p6));
+      const auto value = static_cast<float>(moved);
+      if (p4 == p6 || moved <= 0.0 || value >= amax || point(value, four) != p4 || point(value, six) != p6) continue;
+      block[i] = value;
+      for (int steps = static_cast<int>(random() % 9) - 4; steps != 0; steps += steps > 0 ? -1 : 1) {
+        block[i] = std::nextafter(block[i], steps > 0 ? amax : 0.0F);
+      }
+      break;
+    }
+  }
+  return x;
+}
+
 struct WriteCase {
   std::string k = "mxfp4", v = "mxfp4";
   std::int64_t tokens = 300, heads = 2, d = 128, page = 16, pages = 40;
   DType dtype = DType::f32;
-  bool means = true, globals = true, strided = false, finite = false;
+  bool means = true, globals = true, strided = false, finite = false, ties = false;
   std::int64_t rope_half = 0, rope_begin = 0;  // half 0: no RoPE
   RopeStyle style = RopeStyle::half;
   DType table = DType::f32, q_dtype = DType::bf16, q_out = DType::f32;
@@ -88,8 +123,8 @@ inline std::string write_both(const WriteCase& c, unsigned seed = 1) {
     return TensorView{data, c.dtype, {1, c.tokens, c.heads, c.d}, {0, row, c.d + pad, 1}};
   };
   const auto n = static_cast<std::size_t>(c.tokens * row);
-  const std::vector<std::byte> k = narrow(hard_values(n, seed, c.finite), c.dtype),
-                               v = narrow(hard_values(n, seed + 1, c.finite), c.dtype);
+  const auto values = [&](unsigned s) { return c.ties ? near_ties(n, s) : hard_values(n, s, c.finite); };
+  const std::vector<std::byte> k = narrow(values(seed), c.dtype), v = narrow(values(seed + 1), c.dtype);
   std::vector<std::int64_t> slots(static_cast<std::size_t>(c.tokens)), positions(slots.size());
   const std::int64_t all = c.pages * c.page;
   for (std::int64_t i = 0; i < c.tokens; ++i) {

@@ -53,8 +53,8 @@ struct ShortQuotient {
   float inverse = 1.0F;
 
   ShortQuotient() = default;
-  __device__ explicit ShortQuotient(float rounded_inverse)
-      : inverse(formats::bits_float(formats::float_bits(rounded_inverse) - 1U)) {}
+  __device__ explicit ShortQuotient(float f)
+      : inverse(formats::bits_float(formats::float_bits(inverse_of(f)) - 1U)) {}
   __device__ float sided(float v) const { return __fmul_ru(v, inverse); }
 };
 
@@ -66,16 +66,14 @@ __device__ __forceinline__ float divide_by(float v) {
   return (kDivisor & (kDivisor - 1)) == 0 ? q : __fmaf_rn(__fmaf_rn(-q, kDivisor, v), kInverse, q);
 }
 
-/// Of blocks of nvfp4: the scale of the head is 1, so that factors have 4 bits, or another.
-struct E4m3Divide {
-  Quotient any;
-  ShortQuotient one;
-  bool whole = false;
-};
-
 /// Division by a power of two is multiplication by its inverse, where twice and half of that are normal numbers.
 struct PowerOfTwo {
   float inverse = 1.0F;
+};
+
+/// 4-bit codes without signs, found with the scale.
+struct Magnitudes {
+  std::uint32_t words[2] = {};
 };
 
 template <class Codec>
@@ -98,51 +96,93 @@ __device__ __forceinline__ std::uint32_t pack(Fn&& code) {
   return word;
 }
 
-/// Fast codes of elements that are finite and whose quotients are below 1.5 times the largest code's value.
+/// Fast codes of elements that are finite and whose quotients are below 1.5 times the largest code's value; adds to
+/// `saturated` where `counted`.
 template <class Codec>
 struct FastCodes;
 
 template <>
 struct FastCodes<formats::E2M1> {
   /// |q| to nearest, ties to even, on the grid continued past 6, as the lowest of the three grids' lines: steps of 0.5
-  /// from code 0, of 1 from code 2, of 2 from code 4. Adding 2^23 rounds to integers.
-  template <class Divide>
+  /// from code 0, of 1 from code 2, of 2 from code 4. Adding 2^23, and kMore (an even number) to the code, rounds.
+  template <int kMore, class Divide>
   static __device__ __forceinline__ std::uint32_t code(float v, const Divide& divide) {
     const float abs = divide.sided(fabsf(v));
-    return lowest(__fmaf_rn(abs, 2.0F, 0x1p23F), __fadd_rn(abs, 0x1p23F + 2.0F), __fmaf_rn(abs, 0.5F, 0x1p23F + 4.0F));
+    return __vimin3_u32(lowest_line<kMore>(abs, 2.0F), middle_line<kMore>(abs),
+                        formats::float_bits(__fmaf_rn(abs, 0.5F, kMagic<kMore> + 4.0F)));
   }
   /// Products with powers of two are exact, so that one rounding is left.
+  template <int kMore>
   static __device__ __forceinline__ std::uint32_t code(float v, const PowerOfTwo& divide) {
     const float abs = fabsf(v), inverse = divide.inverse;
-    return lowest(__fmaf_rn(abs, 2.0F * inverse, 0x1p23F), __fmaf_rn(abs, inverse, 0x1p23F + 2.0F),
-                  __fmaf_rn(abs, 0.5F * inverse, 0x1p23F + 4.0F));
+    return __vimin3_u32(lowest_line<kMore>(abs, 2.0F * inverse),
+                        formats::float_bits(__fmaf_rn(abs, inverse, kMagic<kMore> + 2.0F)),
+                        formats::float_bits(__fmaf_rn(abs, 0.5F * inverse, kMagic<kMore> + 4.0F)));
   }
-  static __device__ __forceinline__ std::uint32_t lowest(float a, float b, float c) {
-    return __vimin3_u32(formats::float_bits(a), formats::float_bits(b), formats::float_bits(c));
+  /// The same for quotients up to 4.5, for which two lines are enough.
+  template <int kMore, class Divide>
+  static __device__ __forceinline__ std::uint32_t code_to_four(float v, const Divide& divide) {
+    const float abs = divide.sided(fabsf(v));
+    return min(lowest_line<kMore>(abs, 2.0F), middle_line<kMore>(abs));
   }
-  static __device__ __forceinline__ void encode(const float (&x)[kChunk], const E4m3Divide& divide,
-                                                std::uint32_t (&words)[2], std::uint32_t& saturated) {
-    divide.whole ? encode(x, divide.one, words, saturated) : encode(x, divide.any, words, saturated);
+  /// Codes of 8 elements, of the first and last four also as `half`, in its lower 16 bits.
+  template <class Fn>
+  static __device__ __forceinline__ std::uint32_t pack_halves(Fn&& code, std::uint32_t (&half)[2]) {
+    // What 2^23 leaves in the sum is gone where the fourth code brings the rest of 2^32 along.
+    constexpr int kRest = without_offsets<4>(0x4B000000U) >> 12;
+    static_assert(kRest << 12 == static_cast<int>(without_offsets<4>(0x4B000000U)) && kRest % 2 == 0);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      half[h] = code.template operator()<0>(4 * h);
+      half[h] += code.template operator()<0>(4 * h + 1) << 4;
+      half[h] += code.template operator()<0>(4 * h + 2) << 8;
+    }
+    half[0] += code.template operator()<kRest>(3) << 12;
+    half[1] += code.template operator()<0>(7) << 12;
+    return half[0] + (half[1] << 16);
   }
   template <class Divide>
   static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Divide& divide,
-                                                std::uint32_t (&words)[2], std::uint32_t& saturated) {
-    constexpr std::uint32_t kOffset = 0x4B000000U;  // 2^23
+                                                std::uint32_t (&words)[2], bool counted, std::uint32_t& saturated) {
 #pragma unroll
-    for (int w = 0; w < 2; ++w) words[w] = pack<4, kOffset>([&](int i) { return code(x[8 * w + i], divide); });
+    for (int w = 0; w < 2; ++w) {
+      std::uint32_t half[2];
+      words[w] = pack_halves([&]<int kMore>(int i) { return code<kMore>(x[8 * w + i], divide); }, half);
+    }
     const std::uint32_t over[2] = {words[0] & 0x88888888U, words[1] & 0x88888888U};
     // Scales that are no powers of two are hardly ever so small.
     if (std::is_same_v<Divide, PowerOfTwo> || (over[0] | over[1]) != 0U) {
 #pragma unroll
-      for (int w = 0; w < 2; ++w) words[w] |= over[w] - (over[w] >> 3);
-      saturated += __popc(over[0] >> 3 | over[1]);
+      for (int w = 0; w < 2; ++w) words[w] = (words[w] | (over[w] - (over[w] >> 3))) & 0x77777777U;
+      if (counted) saturated += __popc(over[0] >> 3 | over[1]);
     }
+    add_signs(x, words);
+  }
+  static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Magnitudes& known,
+                                                std::uint32_t (&words)[2], bool /*counted*/,
+                                                std::uint32_t& /*saturated*/) {
+    words[0] = known.words[0], words[1] = known.words[1];
+    add_signs(x, words);
+  }
+
+ private:
+  template <int kMore>
+  static constexpr float kMagic = 0x1p23F + kMore;
+  template <int kMore>
+  static __device__ __forceinline__ std::uint32_t lowest_line(float abs, float slope) {
+    return formats::float_bits(__fmaf_rn(abs, slope, kMagic<kMore>));
+  }
+  template <int kMore>
+  static __device__ __forceinline__ std::uint32_t middle_line(float abs) {
+    return formats::float_bits(__fadd_rn(abs, kMagic<kMore> + 2.0F));
+  }
+  static __device__ __forceinline__ void add_signs(const float (&x)[kChunk], std::uint32_t (&words)[2]) {
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
       std::uint32_t signs = 0;
 #pragma unroll
       for (int i = 7; i >= 0; --i) signs = __funnelshift_l(formats::float_bits(x[8 * w + i]), signs, 4);
-      words[w] = (words[w] & 0x77777777U) | (signs & 0x88888888U);
+      words[w] |= signs & 0x88888888U;
     }
   }
 };
@@ -151,7 +191,8 @@ template <>
 struct FastCodes<formats::E4M3> {
   template <class Divide>
   static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Divide& divide,
-                                                std::uint32_t (&words)[4], std::uint32_t& /*saturated*/) {
+                                                std::uint32_t (&words)[4], bool /*counted*/,
+                                                std::uint32_t& /*saturated*/) {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       std::uint32_t pair[2];
@@ -172,7 +213,8 @@ template <int kBits, int kHigh>
 struct FastCodes<formats::Integer<kBits, -kHigh, kHigh>> {
   template <class Divide, int kCount>
   static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Divide& divide,
-                                                std::uint32_t (&words)[kCount], std::uint32_t& /*saturated*/) {
+                                                std::uint32_t (&words)[kCount], bool /*counted*/,
+                                                std::uint32_t& /*saturated*/) {
     constexpr int kIn = 32 / kBits;
     constexpr float kMagic = 0x1.8p23F;
     constexpr std::uint32_t kOffset = 0x4B400000U;
@@ -202,7 +244,8 @@ struct FastCodes<formats::E3M0> {
     return __vimax3_u32(abs + kHalf - odd, low, kZero);
   }
   static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Quotient& divide,
-                                                std::uint32_t (&words)[2], std::uint32_t& /*saturated*/) {
+                                                std::uint32_t (&words)[2], bool /*counted*/,
+                                                std::uint32_t& /*saturated*/) {
     Quotient larger = divide;
     larger.inverse *= 16.0F, larger.rest *= 16.0F;
 #pragma unroll
@@ -224,7 +267,8 @@ struct FastCodes<formats::Bf16> {
   static constexpr float kLimit = 0x1p127F;  // of |x|
   template <class Divide>
   static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Divide& /*none*/,
-                                                std::uint32_t (&words)[8], std::uint32_t& /*saturated*/) {
+                                                std::uint32_t (&words)[8], bool /*counted*/,
+                                                std::uint32_t& /*saturated*/) {
 #pragma unroll
     for (int w = 0; w < 8; ++w) {
       const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * w], x[2 * w + 1]);
@@ -238,7 +282,8 @@ struct FastCodes<formats::F16> {
   static constexpr float kLimit = 65504.0F;
   template <class Divide>
   static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Divide& /*none*/,
-                                                std::uint32_t (&words)[8], std::uint32_t& /*saturated*/) {
+                                                std::uint32_t (&words)[8], bool /*counted*/,
+                                                std::uint32_t& /*saturated*/) {
 #pragma unroll
     for (int w = 0; w < 8; ++w) {
       const __half2 pair = __floats2half2_rn(x[2 * w], x[2 * w + 1]);

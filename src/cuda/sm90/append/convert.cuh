@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kConvertThreads) convert(const __grid_constant
   ptx::wait_copies<0>();
   __syncthreads();
   const auto* from = reinterpret_cast<const std::uint8_t*>(staged);
-  visit(p.row.format, [&]<class Q>() {
+  visit(p.row, [&]<class Q>() {
     if constexpr (Q::Codec::kBits <= 8) convert_rows<kInput, Q>(p, from, page);
   });
 }

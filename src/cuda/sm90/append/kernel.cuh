@@ -76,7 +76,7 @@ class Ring {
       for (int i = 0; i < kVectors; ++i) ptx::copy_async16_cached(mine_ + at_ + kLine * i, from + 16 * i);
     }
     ptx::commit_copies();
-    at_ = (at_ + kLine * kVectors) % (kLine * kVectors * kStages);
+    at_ ^= kLine * kVectors;
   }
   __device__ __forceinline__ void wait() const {
     ptx::wait_copies<kStages - 1>();
@@ -89,6 +89,7 @@ class Ring {
 
  private:
   static constexpr std::uint32_t kLine = 16U * kAppendThreads;
+  static_assert(kStages == 2 && (kLine * kVectors & (kLine * kVectors - 1)) == 0);
   std::uint32_t mine_, at_ = 0;
 };
 
@@ -226,7 +227,7 @@ __global__ void __launch_bounds__(kAppendThreads, kRope ? kRotatingResident : kR
                       block = blockIdx.x - which * k;
   if (block < static_cast<std::uint32_t>(p.operand[which].blocks)) {
     const AppendOperand& o = p.operand[which];
-    visit(o.row.format, [&]<class Q>() { write_operand<kInput, kRope, Q>(p, o, block, which == 0); });
+    visit(o.row, [&]<class Q>() { write_operand<kInput, kRope, Q>(p, o, block, which == 0); });
   } else if constexpr (kRope) {
     const std::uint32_t i = (block - static_cast<std::uint32_t>(p.operand[1].blocks)) * blockDim.x + threadIdx.x;
     p.rope.q_wide ? write_query<kInput, 8>(p, i) : write_query<kInput, 1>(p, i);

@@ -1,7 +1,7 @@
 // 16 channels of a thread, whose neighbours hold the rest of the block, to codes and a scale.
 #pragma once
 
-#include "cuda/sm90/append/scales.cuh"
+#include "cuda/sm90/append/four_over_six.cuh"
 
 namespace mpfa::sm90 {
 
@@ -9,10 +9,10 @@ namespace mpfa::sm90 {
 /// that is 0.
 template <int kLanes>
 __device__ __forceinline__ std::uint32_t largest_bits(const float (&x)[kChunk], int lanes) {
-  float most[2] = {0.0F, 0.0F};
+  float most[2] = {x[0], x[1]};
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most[i % 2]) : "f"(most[i % 2]), "f"(fabsf(x[i])));
+  for (int i = 2; i < kChunk; ++i) {
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most[i % 2]) : "f"(fabsf(most[i % 2])), "f"(fabsf(x[i])));
   }
   std::uint32_t largest = max(formats::float_bits(most[0]), formats::float_bits(most[1]));
   const auto share = [&](int step) { largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, step)); };
@@ -54,14 +54,14 @@ struct Quantiser {
                                              Counts& counts) const {
     const std::uint32_t largest = largest_bits<Scale::kChannels / kChunk>(x, lanes);
     const auto quick = scale.quick(largest, x);
-    std::uint32_t saturated = 0;
     if (quick.taken) {
       block.scale = quick.bits;
-      FastCodes<Codec>::encode(x, quick.divide, block.words, saturated);
+      FastCodes<Codec>::encode(x, quick.divide, block.words, counted, counts.saturated);
     } else {
+      std::uint32_t saturated = 0;
       carefully(x, largest, counted && leads, block, counts, saturated);
+      if (counted) counts.saturated += saturated;
     }
-    if (counted) counts.saturated += saturated;
   }
 
  private:
@@ -123,9 +123,10 @@ __device__ __forceinline__ void store(const Block<typename Q::Codec>& block, boo
 
 /// Calls fn.operator()<Quantiser>().
 template <class Fn>
-__device__ __forceinline__ void visit(AppendFormat format, Fn&& fn) {
+__device__ __forceinline__ void visit(const RowFormat& row, Fn&& fn) {
   namespace f = formats;
-  switch (format) {
+  const bool whole = row.global == nullptr;
+  switch (row.format) {
     case AppendFormat::bf16: return fn.template operator()<Quantiser<f::Bf16, NoScale<f::Bf16>>>();
     case AppendFormat::f16: return fn.template operator()<Quantiser<f::F16, NoScale<f::F16>>>();
     case AppendFormat::e4m3: return fn.template operator()<Quantiser<f::E4M3, F32Scale<448>>>();
@@ -135,8 +136,12 @@ __device__ __forceinline__ void visit(AppendFormat format, Fn&& fn) {
     case AppendFormat::int4: return fn.template operator()<Quantiser<f::Int4, F32Scale<7>>>();
     case AppendFormat::int4_group: return fn.template operator()<Quantiser<f::Int4, F16Scale<7>>>();
     case AppendFormat::e2m1_e8m0: return fn.template operator()<Quantiser<f::E2M1, E8m0Scale>>();
-    case AppendFormat::e2m1_e4m3: return fn.template operator()<Quantiser<f::E2M1, E4m3Scale>>();
-    case AppendFormat::e2m1_e4m3_four_over_six: return fn.template operator()<Quantiser<f::E2M1, FourOverSixScale>>();
+    case AppendFormat::e2m1_e4m3:
+      if (whole) return fn.template operator()<Quantiser<f::E2M1, E4m3Scale<true>>>();
+      return fn.template operator()<Quantiser<f::E2M1, E4m3Scale<false>>>();
+    case AppendFormat::e2m1_e4m3_four_over_six:
+      if (whole) return fn.template operator()<Quantiser<f::E2M1, FourOverSixScale<true>>>();
+      return fn.template operator()<Quantiser<f::E2M1, FourOverSixScale<false>>>();
     case AppendFormat::e2m1_f32: return fn.template operator()<Quantiser<f::E2M1, F32Scale<6>>>();
     case AppendFormat::e3m0_f32: return fn.template operator()<Quantiser<f::E3M0, F32Scale<16>>>();
   }

@@ -112,133 +112,50 @@ struct F16Scale {
   }
 };
 
-/// nvfp4: the factor is the stored code times the scale of the head.
+/// nvfp4: the factor is the stored code times the scale of the head. `kWhole`: heads have none, so that factors have 4
+/// significant bits.
+template <bool kWhole>
 struct E4m3Scale {
   static constexpr int kChannels = 16;
   static constexpr int kBytes = 1;
   static constexpr std::uint32_t kNan = 0x7FU;
+  using Divide = std::conditional_t<kWhole, ShortQuotient, Quotient>;
   Quotient global;
-  bool whole, slow;  // the head's scale is 1; is out of a middle range
+  bool slow = false;  // the head's scale is out of a middle range
 
-  __device__ E4m3Scale(const RowFormat& row, int head) : global(row.global == nullptr ? 1.0F : row.global[head]) {
-    whole = global.factor == 1.0F, slow = !Quotient::takes(global.factor);
+  __device__ E4m3Scale(const RowFormat& row, int head) {
+    if constexpr (!kWhole) global = Quotient(row.global[head]), slow = !Quotient::takes(global.factor);
   }
   static __device__ std::uint32_t encode(float v) { return __nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3); }
   static __device__ float decode(std::uint32_t code) {
     return __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code), __NV_E4M3)));
   }
 
-  /// Code that puts amax at `kTarget`, where the head's scale is not slow.
+  /// What the code that puts amax at `kTarget` is rounded from, where the head's scale is not slow.
   template <int kTarget>
-  __device__ std::uint32_t code_for(float amax) const {
+  __device__ float part_for(float amax) const {
     // Not right for the smallest amax, whose code is 0 in any case.
-    float part = kTarget == 4 ? __fmul_rn(amax, 0.25F) : divide_by<kTarget>(amax);
+    const float part = kTarget == 4 ? __fmul_rn(amax, 0.25F) : divide_by<kTarget>(amax);
     // 1024 is far past 448 already; more could overflow.
-    if (!whole) part = global(fminf(part, __fmul_rn(global.factor, 1024.0F)));
-    return encode(part);
+    return kWhole ? part : global(fminf(part, __fmul_rn(global.factor, 1024.0F)));
   }
   template <int kTarget>
   __device__ std::uint32_t careful_code_for(float amax) const {
-    return encode(__fdiv_rn(__fdiv_rn(amax, kTarget), global.factor));
+    const float part = __fdiv_rn(amax, kTarget);
+    return encode(kWhole ? part : __fdiv_rn(part, global.factor));
   }
-  __device__ float factor_of(std::uint32_t code) const { return __fmul_rn(decode(code), global.factor); }
+  __device__ float factor_of(std::uint32_t code) const {
+    return kWhole ? decode(code) : __fmul_rn(decode(code), global.factor);
+  }
   /// Codes that are neither 0 nor at their limit: |x| / factor is below 10.
-  __device__ __forceinline__ Quick<E4m3Divide> taken(std::uint32_t code) const {
+  __device__ __forceinline__ Quick<Divide> quick(std::uint32_t largest, const float (&/*x*/)[kChunk]) const {
+    const std::uint32_t code = encode(part_for<6>(formats::bits_float(largest)));
     const float factor = factor_of(code);
-    Quick<E4m3Divide> q{code, {Quotient(factor), {}, whole}, code - 1U < 0x7DU};
-    q.divide.one = ShortQuotient(q.divide.any.inverse);
-    if (!whole) q.taken = q.taken && !slow && Quotient::takes(factor);
-    return q;
-  }
-  __device__ __forceinline__ Quick<E4m3Divide> quick(std::uint32_t largest, const float (&/*x*/)[kChunk]) const {
-    return taken(code_for<6>(formats::bits_float(largest)));
+    return {code, Divide(factor), code - 1U < 0x7DU && (kWhole || (!slow && Quotient::takes(factor)))};
   }
   __device__ __forceinline__ Careful careful(float amax, const float (&/*x*/)[kChunk]) const {
     const std::uint32_t code = careful_code_for<6>(amax);
     return {code, factor_of(code)};
-  }
-};
-
-/// nvfp4_4over6. Most blocks are decided by sums that are not rounded as the rule wants it, but differ by more than
-/// that can matter; others by the rule as it is written.
-struct FourOverSixScale : E4m3Scale {
-  using E4m3Scale::E4m3Scale;
-
-  /// Pairs of |x| as bf16: enough to know powers of two.
-  struct Pairs {
-    __nv_bfloat162 abs[kChunk / 2];
-    __device__ explicit Pairs(const float (&x)[kChunk]) {
-#pragma unroll
-      for (int i = 0; i < kChunk / 2; ++i) abs[i] = __floats2bfloat162_rn(fabsf(x[2 * i]), fabsf(x[2 * i + 1]));
-    }
-  };
-
-  /// Squared error, to a part in 2^16 where it is not small. Adding 2^22 times a value rounds it to two bits, adding
-  /// 2^22 to multiples of 0.5; how much is added matters only by its power of two, and 8 bits keep it away from the
-  /// next one. The lower half of a pair is bits that the upper half may keep.
-  static __device__ __forceinline__ float about_error(const float (&x)[kChunk], const Pairs& pairs, float factor) {
-    const float inverse = inverse_of(factor);
-    const __nv_bfloat162 wide = __float2bfloat162_rn(inverse * 0x1p22F), least = __float2bfloat162_rn(0x1p22F);
-    float sum[2] = {0.0F, 0.0F};
-#pragma unroll
-    for (int i = 0; i < kChunk / 2; ++i) {
-      const __nv_bfloat162 magic = __hmax2(__hmul2(pairs.abs[i], wide), least);
-      const std::uint32_t bits = *reinterpret_cast<const std::uint32_t*>(&magic);
-      const float add[2] = {formats::bits_float(bits << 16), formats::bits_float(bits)};
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float abs = fabsf(x[2 * i + j]);
-        const float point = __fsub_rn(__fmaf_rn(abs, inverse, add[j]), add[j]);
-        const float error = __fmaf_rn(-point, factor, abs);
-        sum[j] = __fmaf_rn(error, error, sum[j]);
-      }
-    }
-    return sum[0] + sum[1];
-  }
-
-  /// The rule as it is written, for any factor.
-  static __device__ __noinline__ float exact_error(const float (&x)[kChunk], float factor, float unit) {
-    const Quotient divide(factor);
-    const bool slow = !Quotient::takes(factor);
-    float sum = 0.0F;
-#pragma unroll 8
-    for (int i = 0; i < kChunk; ++i) {
-      const float abs = fabsf(x[i]), quotient = fminf(slow ? __fdiv_rn(abs, factor) : divide(abs), 16.0F);
-      const float power = formats::bits_float(formats::float_bits(quotient) & 0x7F800000U);
-      const float magic = fmaxf(__fmul_rn(power, 0x1p22F), 0x1p22F);
-      const float point = fminf(__fsub_rn(__fadd_rn(quotient, magic), magic), 6.0F);
-      const float error = __fmul_rn(__fsub_rn(abs, factor > 0.0F ? __fmul_rn(point, factor) : 0.0F), unit);
-      sum = __fadd_rn(sum, __fmul_rn(error, error));
-    }
-    return sum;
-  }
-
-  static __device__ __forceinline__ bool four_is_better(const float (&x)[kChunk], float amax, float at_four,
-                                                        float at_six) {
-    const float unit = formats::power_of_two(-min(max(formats::floor_log2(amax), -126), 126));
-    const InMemory<float, kChunk> copy = in_memory(x);
-    return exact_error(copy.v, at_four, unit) < exact_error(copy.v, at_six, unit);
-  }
-  __device__ __forceinline__ Quick<E4m3Divide> quick(std::uint32_t largest, const float (&x)[kChunk]) const {
-    const float amax = formats::bits_float(largest);
-    const std::uint32_t six = code_for<6>(amax), four = code_for<4>(amax);
-    const float at_six = factor_of(six), at_four = factor_of(four);
-    bool better = false, known = six == four;
-    // Normal codes that are not at their limit: |x| / factor is below 7.
-    if (six >= 8U && four < 0x7EU && within(largest, 0x1p-40F, 0x1p40F)) {
-      const Pairs pairs(x);
-      const float of_four = about_error(x, pairs, at_four), of_six = about_error(x, pairs, at_six);
-      const float larger = fmaxf(of_four, of_six);
-      better = of_four < of_six;
-      known = larger > amax * amax * 0x1p-8F && fabsf(of_four - of_six) > larger * 0x1p-14F;
-    }
-    if (!known && largest - 1U < formats::kFloatInf - 1U) better = four_is_better(x, amax, at_four, at_six);
-    return taken(better ? four : six);
-  }
-  __device__ __forceinline__ Careful careful(float amax, const float (&x)[kChunk]) const {
-    const std::uint32_t six = careful_code_for<6>(amax), four = careful_code_for<4>(amax);
-    const float at_six = factor_of(six), at_four = factor_of(four);
-    return four_is_better(x, amax, at_four, at_six) ? Careful{four, at_four} : Careful{six, at_six};
   }
 };
 
