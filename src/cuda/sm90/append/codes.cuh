@@ -53,8 +53,7 @@ struct ShortQuotient {
   float inverse = 1.0F;
 
   ShortQuotient() = default;
-  __device__ explicit ShortQuotient(float f)
-      : inverse(formats::bits_float(formats::float_bits(inverse_of(f)) - 1U)) {}
+  __device__ explicit ShortQuotient(float f) : inverse(formats::bits_float(formats::float_bits(inverse_of(f)) - 1U)) {}
   __device__ float sided(float v) const { return __fmul_ru(v, inverse); }
 };
 

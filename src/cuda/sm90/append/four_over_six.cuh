@@ -32,8 +32,8 @@ struct FourOverSixScale : E4m3Scale<kWhole> {
   using Base::Base, Base::decode, Base::factor_of, Base::global;
 
   /// Squared error under codes that are known, as the rule sums it.
-  static __device__ __noinline__ float error_of(const float (&x)[kChunk], std::uint32_t codes0, std::uint32_t codes1,
-                                                float factor, float unit) {
+  static __device__ float error_of(const float (&x)[kChunk], std::uint32_t codes0, std::uint32_t codes1, float factor,
+                                   float unit) {
     float sum = 0.0F;
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
@@ -43,6 +43,11 @@ struct FourOverSixScale : E4m3Scale<kWhole> {
       sum = __fadd_rn(sum, __fmul_rn(error, error));
     }
     return sum;
+  }
+  static __device__ __noinline__ bool four_is_better(InMemory<float, kChunk> x, float unit, float2 at,
+                                                     std::uint32_t six0, std::uint32_t six1, std::uint32_t four0,
+                                                     std::uint32_t four1) {
+    return error_of(x.v, four0, four1, at.y, unit) < error_of(x.v, six0, six1, at.x, unit);
   }
 
   /// The rule as it is written, for any factor.
@@ -104,9 +109,7 @@ struct FourOverSixScale : E4m3Scale<kWhole> {
     const std::uint32_t unsure = (kWhole ? 0U : apart >> 4) + (apart >> 1) + 9U;
     bool better = more < 0;
     if (static_cast<std::uint32_t>(more) + unsure <= 2U * unsure) {
-      const float unit = unit_of(amax);
-      const InMemory<float, kChunk> copy = in_memory(x);
-      better = error_of(copy.v, words4[0], words4[1], at.y, unit) < error_of(copy.v, words6[0], words6[1], at.x, unit);
+      better = four_is_better(in_memory(x), unit_of(amax), at, words6[0], words6[1], words4[0], words4[1]);
     }
     q.bits = better ? scales >> 8 : scales & 0xFFU;
 #pragma unroll

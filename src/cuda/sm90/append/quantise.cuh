@@ -58,44 +58,37 @@ struct Quantiser {
       block.scale = quick.bits;
       FastCodes<Codec>::encode(x, quick.divide, block.words, counted, counts.saturated);
     } else {
-      std::uint32_t saturated = 0;
-      carefully(x, largest, counted && leads, block, counts, saturated);
-      if (counted) counts.saturated += saturated;
+      const Outcome rare = carefully(scale, in_memory(x), largest);
+      block = rare.block;
+      if (counted) counts.saturated += rare.met.saturated;
+      if (counted && leads) counts.nonfinite += rare.met.nonfinite, counts.flushed += rare.met.flushed;
     }
   }
 
  private:
-  static __device__ __forceinline__ void empty(std::uint32_t bits, bool counted, Block<Codec>& block,
-                                               std::uint32_t& count) {
-    block.scale = bits;
-#pragma unroll
-    for (std::uint32_t& word : block.words) word = 0;
-    if (counted) ++count;
-  }
-  /// Any block.
-  __device__ __forceinline__ void carefully(const float (&x)[kChunk], std::uint32_t largest, bool first,
-                                            Block<Codec>& block, Counts& counts, std::uint32_t& saturated) const {
-    const InMemory<float, kChunk> copy = in_memory(x);
-    if constexpr (kScaleBytes == 0) {
-      if (first && largest >= formats::kFloatInf) ++counts.nonfinite;
-    } else {
-      if (largest >= formats::kFloatInf) return empty(Scale::kNan, first, block, counts.nonfinite);
-      if (largest == 0U) return empty(zero_scale<Codec, Scale>(), false, block, counts.flushed);
+  struct Outcome {
+    Block<Codec> block = {};
+    Counts met;
+  };
+  /// Any block. Not inlined: the code around it stays short.
+  static __device__ __noinline__ Outcome carefully(Scale scale, InMemory<float, kChunk> x, std::uint32_t largest) {
+    Outcome o;
+    if (largest >= formats::kFloatInf) o.met.nonfinite = 1;
+    if constexpr (kScaleBytes > 0) {
+      o.block.scale = largest >= formats::kFloatInf ? Scale::kNan : zero_scale<Codec, Scale>();
+      if (largest >= formats::kFloatInf || largest == 0U) return o;
     }
     const float amax = fminf(formats::bits_float(largest), 0x1p127F);
-    const Careful s = scale.careful(amax, copy.v);
-    block.scale = s.bits;
+    const Careful s = scale.careful(amax, x.v);
     if constexpr (kScaleBytes > 0) {
       if (!(s.factor > 0.0F) || Codec::encode(__fdiv_rn(amax, s.factor)).bits == 0U) {
-        return empty(zero_scale<Codec, Scale>(), first, block, counts.flushed);
+        o.met.flushed = 1;
+        return o;
       }
     }
-    InMemory<std::uint32_t, kWords<Codec>> words;
-    std::uint32_t over = 0;
-    encode_carefully<Codec>(copy.v, s.factor, words.v, over);
-#pragma unroll
-    for (int i = 0; i < kWords<Codec>; ++i) block.words[i] = words.v[i];
-    saturated += over;
+    o.block.scale = s.bits;
+    encode_carefully<Codec>(x.v, s.factor, o.block.words, o.met.saturated);
+    return o;
   }
 };
 
