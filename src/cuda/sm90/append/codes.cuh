@@ -70,11 +70,6 @@ struct PowerOfTwo {
   float inverse = 1.0F;
 };
 
-/// 4-bit codes without signs, found with the scale.
-struct Magnitudes {
-  std::uint32_t words[2] = {};
-};
-
 template <class Codec>
 inline constexpr int kWords = kChunk* Codec::kBits / 32;
 
@@ -157,11 +152,14 @@ struct FastCodes<formats::E2M1> {
     }
     add_signs(x, words);
   }
-  static __device__ __forceinline__ void encode(const float (&x)[kChunk], const Magnitudes& known,
-                                                std::uint32_t (&words)[2], bool /*counted*/,
-                                                std::uint32_t& /*saturated*/) {
-    words[0] = known.words[0], words[1] = known.words[1];
-    add_signs(x, words);
+  static __device__ __forceinline__ void add_signs(const float (&x)[kChunk], std::uint32_t (&words)[2]) {
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      std::uint32_t signs = 0;
+#pragma unroll
+      for (int i = 7; i >= 0; --i) signs = __funnelshift_l(formats::float_bits(x[8 * w + i]), signs, 4);
+      words[w] |= signs & 0x88888888U;
+    }
   }
 
  private:
@@ -174,15 +172,6 @@ struct FastCodes<formats::E2M1> {
   template <int kMore>
   static __device__ __forceinline__ std::uint32_t middle_line(float abs) {
     return formats::float_bits(__fadd_rn(abs, kMagic<kMore> + 2.0F));
-  }
-  static __device__ __forceinline__ void add_signs(const float (&x)[kChunk], std::uint32_t (&words)[2]) {
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      std::uint32_t signs = 0;
-#pragma unroll
-      for (int i = 7; i >= 0; --i) signs = __funnelshift_l(formats::float_bits(x[8 * w + i]), signs, 4);
-      words[w] |= signs & 0x88888888U;
-    }
   }
 };
 

@@ -29,25 +29,32 @@ struct PointTable {
 template <bool kWhole>
 struct FourOverSixScale : E4m3Scale<kWhole> {
   using Base = E4m3Scale<kWhole>;
-  using Base::Base, Base::decode, Base::factor_of, Base::global;
+  using Base::Base, Base::factor_of, Base::global;
 
-  /// Squared error under codes that are known, as the rule sums it.
-  static __device__ float error_of(const float (&x)[kChunk], std::uint32_t codes0, std::uint32_t codes1, float factor,
-                                   float unit) {
-    float sum = 0.0F;
+  /// Squared errors under codes that are known, as the rule sums them; negative where that of four is smaller. Points
+  /// are in halves of a scale, `unit` is a power of two.
+  static __device__ __noinline__ std::int32_t compare(InMemory<float, kChunk> x, float unit, float2 at,
+                                                      std::uint32_t six0, std::uint32_t six1, std::uint32_t four0,
+                                                      std::uint32_t four1) {
+    const PointTable halves(0x1p23F + 1.0F);
+    const float half[2] = {0.5F * at.x * unit, 0.5F * at.y * unit};
+    float sum[2] = {0.0F, 0.0F};
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      const std::uint32_t code = (i < 8 ? codes0 : codes1) >> (4 * (i % 8)) & 7U;
-      const float halves = static_cast<float>(__byte_perm(0x03020100U, 0x0C080604U, code) & 0xFFU);
-      const float error = __fmul_rn(__fsub_rn(fabsf(x[i]), __fmul_rn(halves, 0.5F * factor)), unit);
-      sum = __fadd_rn(sum, __fmul_rn(error, error));
+    for (int i = 0; i < kChunk / 4; ++i) {
+      const std::uint32_t points[2] = {halves((i < 2 ? six0 : six1) >> (16 * (i % 2))),
+                                       halves((i < 2 ? four0 : four1) >> (16 * (i % 2)))};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float abs = __fmul_rn(fabsf(x.v[4 * i + j]), unit);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const float magic = formats::bits_float(__byte_perm(points[c], formats::float_bits(0x1p23F), 0x7650U | j));
+          const float error = __fsub_rn(abs, __fmul_rn(__fsub_rn(magic, 0x1p23F), half[c]));
+          sum[c] = __fadd_rn(sum[c], __fmul_rn(error, error));
+        }
+      }
     }
-    return sum;
-  }
-  static __device__ __noinline__ bool four_is_better(InMemory<float, kChunk> x, float unit, float2 at,
-                                                     std::uint32_t six0, std::uint32_t six1, std::uint32_t four0,
-                                                     std::uint32_t four1) {
-    return error_of(x.v, four0, four1, at.y, unit) < error_of(x.v, six0, six1, at.x, unit);
+    return sum[1] < sum[0] ? -1 : 0;
   }
 
   /// The rule as it is written, for any factor.
@@ -70,10 +77,35 @@ struct FourOverSixScale : E4m3Scale<kWhole> {
     return formats::power_of_two(-min(max(formats::floor_log2(amax), -126), 126));
   }
 
+  /// What the scales are and what their codes mean without the scale of the head, that of six first.
+  struct Both {
+    float2 at, decoded;
+    float amax;
+  };
+  /// Takes blocks where the code of six is 4 or more and that of four below the limit, so that quotients are at most
+  /// 6.75 and 4.5. The codes of the scales are `bits`, that of six in the lower byte.
+  __device__ __forceinline__ Quick<Both> quick(std::uint32_t largest, const float (&/*x*/)[kChunk]) const {
+    const float amax = formats::bits_float(largest);
+    const float2 parts = make_float2(this->template part_for<6>(amax), this->template part_for<4>(amax));
+    const std::uint32_t scales = __nv_cvt_float2_to_fp8x2(parts, __NV_SATFINITE, __NV_E4M3);
+    const float2 decoded =
+        __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(scales), __NV_E4M3)));
+    if constexpr (kWhole) {
+      return {scales, {decoded, decoded, amax}, within(largest, 6 * 0x1p-7F, 4 * 416.0F)};  // of the codes 4 and 0x7D
+    } else {
+      const float2 at = make_float2(__fmul_rn(decoded.x, global.factor), __fmul_rn(decoded.y, global.factor));
+      return {scales,
+              {at, decoded, amax},
+              (scales & 0xFFU) >= 4U && scales < 0x7E00U && within(largest, 0x1p-40F, 0x1p40F) && !this->slow &&
+                  Quotient::takes(at.x) && Quotient::takes(at.y)};
+    }
+  }
+
   using Codes = FastCodes<formats::E2M1>;
-  /// The better codes of a block to `q`. `scales`: codes of the scales, that of six in the lower byte.
-  __device__ __forceinline__ void choose(const float (&x)[kChunk], float amax, float2 at, float2 decoded,
-                                         std::uint32_t scales, Quick<Magnitudes>& q) const {
+  /// The better codes and their scale.
+  __device__ __forceinline__ void encode(const float (&x)[kChunk], const Quick<Both>& quick, std::uint32_t (&words)[2],
+                                         std::uint32_t& bits) const {
+    const float2 at = quick.divide.at, decoded = quick.divide.decoded;
     const typename Base::Divide by_six(at.x), by_four(at.y);
     // 1 / the last of 4 bits of the scale that puts amax at six.
     const float last = formats::bits_float(0x80800000U - (formats::float_bits(decoded.x) & 0x7F800000U));
@@ -105,38 +137,16 @@ struct FourOverSixScale : E4m3Scale<kWhole> {
     }
     // Half of what the error of four is more than that of six. Rounding of elements can be half of `apart` of it, that
     // of the rule's sums less than 8; heads with a scale round factors and elements once more.
-    const auto more = static_cast<std::int32_t>(((square4 - square6) << 7) + product6 - product4);
+    auto more = static_cast<std::int32_t>(((square4 - square6) << 7) + product6 - product4);
     const std::uint32_t unsure = (kWhole ? 0U : apart >> 4) + (apart >> 1) + 9U;
-    bool better = more < 0;
-    if (static_cast<std::uint32_t>(more) + unsure <= 2U * unsure) {
-      better = four_is_better(in_memory(x), unit_of(amax), at, words6[0], words6[1], words4[0], words4[1]);
+    if (static_cast<std::uint32_t>(abs(more)) <= unsure) {
+      more = compare(in_memory(x), unit_of(quick.divide.amax), at, words6[0], words6[1], words4[0], words4[1]);
     }
-    q.bits = better ? scales >> 8 : scales & 0xFFU;
+    const bool better = more < 0;
+    bits = better ? quick.bits >> 8 : quick.bits;
 #pragma unroll
-    for (int w = 0; w < 2; ++w) q.divide.words[w] = better ? words4[w] : words6[w];
-  }
-  /// From the code 4 on and below the limit, where quotients are at most 6.75 under six and 4.5 under four.
-  static __device__ __forceinline__ bool takes(std::uint32_t scales) {
-    return (scales & 0xFFU) >= 4U && scales < 0x7E00U;
-  }
-  __device__ __forceinline__ Quick<Magnitudes> quick(std::uint32_t largest, const float (&x)[kChunk]) const {
-    const float amax = formats::bits_float(largest);
-    const float2 parts = make_float2(this->template part_for<6>(amax), this->template part_for<4>(amax));
-    std::uint32_t scales = __nv_cvt_float2_to_fp8x2(parts, __NV_SATFINITE, __NV_E4M3);
-    ptx::keep_in_register(scales);
-    const float2 decoded =
-        __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(scales), __NV_E4M3)));
-    Quick<Magnitudes> q;
-    q.taken = takes(scales);
-    if constexpr (kWhole) {
-      if (q.taken) choose(x, amax, decoded, decoded, scales, q);
-    } else {
-      const float2 at = make_float2(__fmul_rn(decoded.x, global.factor), __fmul_rn(decoded.y, global.factor));
-      q.taken = q.taken && !this->slow && within(largest, 0x1p-40F, 0x1p40F) && Quotient::takes(at.x) &&
-                Quotient::takes(at.y);
-      if (q.taken) choose(x, amax, at, decoded, scales, q);
-    }
-    return q;
+    for (int w = 0; w < 2; ++w) words[w] = better ? words4[w] : words6[w];
+    Codes::add_signs(x, words);
   }
   __device__ __forceinline__ Careful careful(float amax, const float (&x)[kChunk]) const {
     const std::uint32_t six = this->template careful_code_for<6>(amax), four = this->template careful_code_for<4>(amax);
@@ -144,5 +154,10 @@ struct FourOverSixScale : E4m3Scale<kWhole> {
     return exact_error(x, at_four, unit) < exact_error(x, at_six, unit) ? Careful{four, at_four} : Careful{six, at_six};
   }
 };
+
+template <class Scale>
+inline constexpr bool kTriesTwo = false;
+template <bool kWhole>
+inline constexpr bool kTriesTwo<FourOverSixScale<kWhole>> = true;
 
 }  // namespace mpfa::sm90

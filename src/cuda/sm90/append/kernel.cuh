@@ -12,8 +12,8 @@
 namespace mpfa::sm90 {
 
 inline constexpr int kAppendThreads = 256;
-/// Blocks that a multiprocessor runs at a time; those that rotate need more registers.
-inline constexpr int kResident = 3, kRotatingResident = 2;
+/// Blocks that a multiprocessor runs at a time; those that rotate or try two scales need more registers.
+inline constexpr int kManyBlocks = 3, kFewBlocks = 2;
 
 /// A warp's place: its head and part of the row, its lane's channels and token.
 struct Lane {
@@ -148,7 +148,7 @@ class Places {
   const std::int64_t* position_;
 };
 
-/// A block takes o.tile tokens of as many heads as it has warps for.
+/// A block takes up to o.tile tokens of as many heads as it has warps for.
 template <AppendInput kInput, bool kRope, class Q>
 __device__ __forceinline__ void write_operand(const AppendParams& p, const AppendOperand& o, std::uint32_t block,
                                               bool turns) {
@@ -157,11 +157,13 @@ __device__ __forceinline__ void write_operand(const AppendParams& p, const Appen
   const std::uint32_t column = group * o.across.d + warp - line * o.across.d;
   const bool works = line < static_cast<std::uint32_t>(o.lines) && column < static_cast<std::uint32_t>(o.columns);
   const Lane at(o.row, works ? static_cast<int>(column) : 0);
-  const std::uint32_t first = tile * static_cast<std::uint32_t>(o.tile);
-  // Of the block; this thread takes every `step`th from `token` on.
-  const int tokens = min(o.tile, p.n - static_cast<int>(first));
   std::int32_t step = o.lines * at.tokens;
   ptx::keep_in_register(step);
+  const auto index = static_cast<std::int32_t>(tile);
+  const std::int32_t before = index * o.steps + min(index, o.longer), steps = o.steps + (index < o.longer ? 1 : 0);
+  const std::uint32_t first = static_cast<std::uint32_t>(before * step);
+  // Of the block; this thread takes every `step`th from `token` on.
+  const int tokens = min(steps * step, p.n - static_cast<int>(first));
   int token = static_cast<int>(line) * at.tokens + at.token;
 
   constexpr int kSize = kInput == AppendInput::f32 ? 4 : 2, kStages = Ring<kInput>::kStages;
@@ -220,14 +222,17 @@ __device__ __forceinline__ void write_operand(const AppendParams& p, const Appen
 }
 
 /// Blocks for K, for V, then for Q.
-template <AppendInput kInput, bool kRope>
-__global__ void __launch_bounds__(kAppendThreads, kRope ? kRotatingResident : kResident)
-    append(const __grid_constant__ AppendParams p) {
+template <AppendInput kInput, bool kRope, int kBlocks>
+__global__ void __launch_bounds__(kAppendThreads, kBlocks) append(const __grid_constant__ AppendParams p) {
   const std::uint32_t k = static_cast<std::uint32_t>(p.operand[0].blocks), which = blockIdx.x < k ? 0 : 1,
                       block = blockIdx.x - which * k;
   if (block < static_cast<std::uint32_t>(p.operand[which].blocks)) {
     const AppendOperand& o = p.operand[which];
-    visit(o.row, [&]<class Q>() { write_operand<kInput, kRope, Q>(p, o, block, which == 0); });
+    visit(o.row, [&]<class Q>() {
+      if constexpr (kBlocks == kFewBlocks || !kTriesTwo<typename Q::Scale>) {
+        write_operand<kInput, kRope, Q>(p, o, block, which == 0);
+      }
+    });
   } else if constexpr (kRope) {
     const std::uint32_t i = (block - static_cast<std::uint32_t>(p.operand[1].blocks)) * blockDim.x + threadIdx.x;
     p.rope.q_wide ? write_query<kInput, 8>(p, i) : write_query<kInput, 1>(p, i);

@@ -20,8 +20,8 @@ inline int warps_for(std::int64_t columns) {
   return kMost;
 }
 
-/// Tiles of n tokens, such that the blocks of all operands fill the `slots` of the card once, or a few
-/// times.
+/// Tiles of n tokens, such that the blocks of all operands fill the `slots` of the card once, or a few times. A block
+/// goes in steps of the tokens that its warps take at a time.
 inline void divide_tokens(AppendParams& p, std::int64_t warps, std::int64_t slots) {
   std::int64_t work = 0;
   for (int i = 0; i < p.operands; ++i) {
@@ -35,10 +35,13 @@ inline void divide_tokens(AppendParams& p, std::int64_t warps, std::int64_t slot
   const std::int64_t waves = std::max<std::int64_t>(1, (work + slots * kMostTile - 1) / (slots * kMostTile));
   for (int i = 0; i < p.operands; ++i) {
     AppendOperand& o = p.operand[i];
-    const std::int64_t step = o.lines * (32 / o.row.lanes), blocks = slots * waves;
-    const std::int64_t tile = (work + blocks * step - 1) / (blocks * step) * step;
-    o.tile = static_cast<std::int32_t>(std::clamp<std::int64_t>(tile, step, kMostTile / step * step));
-    o.blocks = static_cast<std::int32_t>(o.groups.d * ((p.n + o.tile - 1) / o.tile));
+    const std::int64_t step = o.lines * (32 / o.row.lanes), steps = (p.n + step - 1) / step, most = kMostTile / step;
+    const std::int64_t fit = std::max(slots * waves * p.n / std::max<std::int64_t>(work, 1), (steps + most - 1) / most);
+    const std::int64_t tiles = std::min(steps, std::max<std::int64_t>(fit, 1)),
+                       parts = std::max<std::int64_t>(tiles, 1);
+    o.steps = static_cast<std::int32_t>(steps / parts), o.longer = static_cast<std::int32_t>(steps % parts);
+    o.tile = static_cast<std::int32_t>((o.steps + (o.longer > 0 ? 1 : 0)) * step);
+    o.blocks = static_cast<std::int32_t>(o.groups.d * tiles);
   }
 }
 
@@ -51,9 +54,12 @@ inline std::int64_t query_shares(const AppendRope& r, std::int64_t d) {
 template <AppendInput kInput>
 cudaError_t launch_append_of(bool rope, const AppendParams& params, cudaStream_t stream) {
   AppendParams p = params;
+  const auto tries_two = [](const AppendOperand& o) { return o.row.format == AppendFormat::e2m1_e4m3_four_over_six; };
+  const bool few = rope || tries_two(p.operand[0]) || tries_two(p.operand[p.operands - 1]);
+  const std::int64_t slots = kMultiprocessors * (few ? kFewBlocks : kManyBlocks);
   const int warps = warps_for(static_cast<std::int64_t>(p.heads) * p.operand[0].row.parts);
+  divide_tokens(p, warps, slots);
   const int threads = 32 * warps;
-  divide_tokens(p, warps, kMultiprocessors * (rope ? kRotatingResident : kResident));
   std::int64_t blocks = static_cast<std::int64_t>(p.operand[0].blocks) + p.operand[1].blocks;
   if (rope && p.rope.q != nullptr) {
     const std::int64_t shares = query_shares(p.rope, p.operand[0].row.d);
@@ -62,11 +68,10 @@ cudaError_t launch_append_of(bool rope, const AppendParams& params, cudaStream_t
     p.rope.groups_div = make_divisor(static_cast<std::uint32_t>(groups));
     blocks += (p.rope.q_rows * groups * shares + threads - 1) / threads;
   }
-  if (rope) {
-    append<kInput, true><<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream>>>(p);
-  } else {
-    append<kInput, false><<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream>>>(p);
-  }
+  const auto kernel = rope  ? append<kInput, true, kFewBlocks>
+                      : few ? append<kInput, false, kFewBlocks>
+                            : append<kInput, false, kManyBlocks>;
+  kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream>>>(p);
   return cudaGetLastError();
 }
 

@@ -57,9 +57,11 @@ struct AppendOperand {
   std::uint8_t* scales;
   std::int64_t data_head, scale_head;
   std::int32_t data_page, data_row, scale_page, scale_row;
-  // Of the launch. A column is a warp's share of the row of a token; a block takes some of them for `tile` tokens.
-  std::int32_t columns, lines, tile, blocks;  // lines: warps of a column beside each other
-  Divisor across, groups;                     // columns of a block, and groups of them
+  // Of the launch. A column is a warp's share of the row of a token; a block takes some of them for a tile of tokens,
+  // in steps of those that its warps take at a time.
+  std::int32_t columns, lines, blocks;  // lines: warps of a column beside each other
+  std::int32_t steps, longer, tile;     // of a tile; the first `longer` tiles have one more; tokens, at most
+  Divisor across, groups;               // columns of a block, and groups of them
 };
 
 /// Tables, and queries to rotate. Strides in elements.

@@ -35,9 +35,10 @@ struct Block {
 };
 
 /// What one thread needs of a format, a head and a place in the row.
-template <class CodecType, class Scale>
+template <class CodecType, class ScaleType>
 struct Quantiser {
   using Codec = CodecType;
+  using Scale = ScaleType;
   static constexpr int kScaleBytes = Scale::kBytes;
 
   Scale scale;
@@ -55,8 +56,12 @@ struct Quantiser {
     const std::uint32_t largest = largest_bits<Scale::kChannels / kChunk>(x, lanes);
     const auto quick = scale.quick(largest, x);
     if (quick.taken) {
-      block.scale = quick.bits;
-      FastCodes<Codec>::encode(x, quick.divide, block.words, counted, counts.saturated);
+      if constexpr (kTriesTwo<Scale>) {
+        scale.encode(x, quick, block.words, block.scale);
+      } else {
+        block.scale = quick.bits;
+        FastCodes<Codec>::encode(x, quick.divide, block.words, counted, counts.saturated);
+      }
     } else {
       const Outcome rare = carefully(scale, in_memory(x), largest);
       block = rare.block;

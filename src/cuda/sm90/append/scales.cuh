@@ -10,9 +10,9 @@ namespace mpfa::sm90 {
 /// A stored scale and the division by what it means, where the fast codes are right.
 template <class DivideType>
 struct Quick {
-  std::uint32_t bits = 0;
+  std::uint32_t bits;  // only the bytes of the scale count
   DivideType divide;
-  bool taken = false;
+  bool taken;
 };
 /// A stored scale and what it means, of any finite block that is not zero.
 struct Careful {
