@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "cuda/sm90/append/codes.cuh"
+#include "cuda/sm90/append/e2m1_codes.cuh"
 
 namespace mpfa::sm90 {
 
