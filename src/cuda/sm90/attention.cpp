@@ -204,11 +204,6 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
     d.rank_one = t.cache.rank_one;
     d.rank_one_page = t.cache.rank_one_page_stride, d.rank_one_head = t.cache.rank_one_head_stride;
     d.rank_one_wide = t.cache.rank_one_wide ? 1 : 0;
-    if (shape.verify) {
-      const std::int64_t bytes = d.rank_one_wide != 0 ? 4 : 2;
-      MPFA_RETURN_IF_ERROR(
-          check_aligned("cache.rank_one", d.rank_one, 16, {d.rank_one_page * bytes, d.rank_one_head * bytes}));
-    }
   }
   if (r.v_mean == VMean::page) {
     d.page_means = t.cache.v_page_means;
@@ -225,6 +220,11 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
   d.plain = p.head_dim == kernel_head_dim(shape.head_dim) && p.page_size % kTileKeys == 0 &&
             rows_side_by_side(d.k, p.recipe.k, p.head_dim) && rows_side_by_side(d.v, p.recipe.v, p.head_dim);
   const DecodeLaunch launch = plan_decode(shape, plan.multiprocessors);
+  if (launch.verify && d.rank_one != nullptr) {
+    const std::int64_t bytes = d.rank_one_wide != 0 ? 4 : 2;
+    MPFA_RETURN_IF_ERROR(check_aligned("cache.rank_one", d.rank_one, 16, {d.rank_one_head * bytes}));
+    MPFA_RETURN_IF_ERROR(check_aligned("cache.rank_one_page_stride", nullptr, kTermUnit, {d.rank_one_page * bytes}));
+  }
   if (launch.verify && !reaches_pages(d)) {
     return invalid(
         "cache has {} pages whose strides, {}, {}, {} and {} bytes, have no large power of two as divisor; with more "

@@ -123,7 +123,7 @@ bool reaches_pages(const DecodeParams& p) {
   };
   const std::int32_t codes = code_unit(p), scales = scale_unit(p);
   const std::int64_t term_bytes = p.rank_one == nullptr ? 0 : p.rank_one_wide != 0 ? 4 : 2;
-  return p.num_pages * (p.rank_one_page * term_bytes) <= std::int64_t{16} << 32 &&
+  return p.num_pages * (p.rank_one_page * term_bytes) <= std::int64_t{kTermUnit} << 32 &&
          reaches(p.k.data_page, p.k.data_row, codes) && reaches(p.v.data_page, p.v.data_row, codes) &&
          reaches(p.k.scale_page, p.k.scale_row, scales) && reaches(p.v.scale_page, p.v.scale_row, scales);
 }

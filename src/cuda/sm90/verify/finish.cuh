@@ -220,7 +220,8 @@ __device__ __forceinline__ void merge_groups(const DecodeParams& p, const Sequen
   if (piece.count > 1 && last_of_output<Config>(p, piece)) {
     // Several rows at a time, so that their loads are on the way together.
     constexpr int kRowsOfWarp = (Config::kRows + Config::kWarps - 1) / Config::kWarps;
-    constexpr int kTogether = kRowsOfWarp < 4 ? kRowsOfWarp : 4, kPieces = kTogether == 1 ? 4 : 2;
+    constexpr int kMost = Config::kRankOne ? 2 : 4;  // beside rank-one terms more would spill registers of the walk
+    constexpr int kTogether = kRowsOfWarp < kMost ? kRowsOfWarp : kMost, kPieces = kTogether == 1 ? 4 : 2;
     const std::int64_t first = static_cast<std::int64_t>(piece.slot - piece.index) * Config::kRows;
 #pragma unroll 1
     for (int row = warp; row < rows; row += kTogether * Config::kWarps) {

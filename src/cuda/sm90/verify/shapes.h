@@ -30,6 +30,7 @@ constexpr bool has_verify_kernel(std::int64_t head_dim, OperandPair operands) {
 constexpr bool has_verify_terms(std::int64_t group) {
   return group == 2 || group == 4 || group == 8;
 }
+inline constexpr std::int32_t kTermUnit = 64;  // bytes that divide the terms of 16 keys of these, and steps of pages
 
 /// Whether it takes pages of `page_size` tokens.
 constexpr bool has_verify_pages(std::int64_t page_size) {

@@ -12,7 +12,7 @@
 namespace mpfa::sm90 {
 
 /// Where a warp's keys of a tile lie: their codes of K and of V, in DecodeParams::code_unit, and their scales, of K in
-/// lanes 0 to 15 and of V in the others, in scale_unit; and their rank-one terms, in 16 bytes.
+/// lanes 0 to 15 and of V in the others, in scale_unit; and their rank-one terms, in kTermUnit.
 struct GroupPlace {
   std::uint32_t k, v, scales, terms;
 };
@@ -105,8 +105,8 @@ class GroupPages {
                      units(scaled.scale_page, scaled.scale_row, p.scale_unit), 0U};
     if constexpr (Config::kRankOne) {
       place.terms =
-          static_cast<std::uint32_t>(id) * static_cast<std::uint32_t>(p.rank_one_page * term_bytes() / kVerifyPage) +
-          static_cast<std::uint32_t>(slot / kVerifyPage * p.group * term_bytes());
+          static_cast<std::uint32_t>(id) * static_cast<std::uint32_t>(p.rank_one_page * term_bytes() / kTermUnit) +
+          static_cast<std::uint32_t>(slot / kVerifyPage * (p.group * term_bytes() * kVerifyPage / kTermUnit));
     }
     return place;
   }
@@ -123,7 +123,7 @@ class GroupPages {
     const std::uint8_t* scales = scales_ + std::uint64_t{place.scales} * scale_unit;
     if constexpr (Config::kRankOne) {
       if (term_to_ != 0) {
-        ptx::copy_async16(stage + term_to_, terms_ + std::uint64_t{place.terms} * kVerifyPage);
+        ptx::copy_async16(stage + term_to_, terms_ + std::uint64_t{place.terms} * kTermUnit);
       }
     }
     if constexpr (!kAlike) {
