@@ -135,14 +135,14 @@ class GroupWalk {
         }
       };
       GroupPlace next_place{};
-      if constexpr (!Config::kScarce) next_place = find(work, i + Config::kStages);  // while P is computed
+      if constexpr (kFindsEarly) next_place = find(work, i + Config::kStages);
       const bool raise = take();
       store_probabilities<Config>(put, pairs);
       ptx::wait_copies<Config::kStages - 2>();
       // P and V of the next tile are there for the whole warpgroup, and what was read is free.
       const bool any = ptx::any_of_some<128>(barrier, raise);
       const auto copy_next = [&, stage] {
-        if constexpr (Config::kScarce) next_place = find(work, i + Config::kStages);
+        if constexpr (!kFindsEarly) next_place = find(work, i + Config::kStages);
         copy(stage, i + Config::kStages, next_place);
       };
       if constexpr (!Config::kScarce) copy_next();
@@ -187,6 +187,8 @@ class GroupWalk {
 
  private:
   static constexpr std::int32_t kStep = Config::kGroups * kVerifyKeys, kLookUp = 16;
+  /// Places of the next copies while P is computed, where that needs no register of others.
+  static constexpr bool kFindsEarly = !Config::kScarce && !kScalesSums<Config>;
   static constexpr std::uint32_t kNan = 0xFU, kMasked = 0x10U, kScaled = 0x20U, kMaskActs = 0x40U, kBroken = 0x80U;
 
   /// The same in every lane, for what MMAs take from uniform registers.
