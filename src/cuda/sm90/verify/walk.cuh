@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/sm90/verify/broken_codes.cuh"
-#include "cuda/sm90/verify/bytes.cuh"
+#include "cuda/sm90/verify/byte_softmax.cuh"
 #include "cuda/sm90/verify/finish.cuh"
 #include "cuda/sm90/verify/mask.cuh"
 
