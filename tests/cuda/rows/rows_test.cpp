@@ -1,0 +1,58 @@
+// How many query rows of a KV head a block of the GPU kernels takes, and which of them; needs no card.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+
+#include "cuda/sm90/expand/shapes.h"
+#include "cuda/sm90/verify/shapes.h"
+
+namespace mpfa::sm90 {
+namespace {
+
+constexpr OperandPair kFp4{Operand::nvfp4, Operand::nvfp4}, kFp8{Operand::e4m3, Operand::e4m3};
+constexpr OperandPair kMixed{Operand::nvfp4, Operand::e4m3};
+constexpr std::int64_t kBlocks = 132;
+
+TEST(RowTiles, AreTheFewestThatHoldTheRows) {
+  for (const auto& [rows, fp4, fp8] : {std::array<int, 3>{9, 2, 4}, {16, 2, 4}, {17, 4, 4}, {32, 4, 4}, {33, 8, 8}}) {
+    EXPECT_EQ(verify_row_tiles(rows, kFp4), fp4) << rows;
+    EXPECT_EQ(verify_row_tiles(rows, kFp8), fp8) << rows;
+  }
+}
+
+TEST(RowTiles, OfFewOutputsWithFewKeysAreLess) {
+  EXPECT_EQ(verify_row_tiles(64, kFp4, 8, 4096, kBlocks), 2);
+  EXPECT_EQ(verify_row_tiles(64, kFp8, 8, 4096, kBlocks), 4);
+  EXPECT_EQ(verify_row_tiles(64, kFp4, 8, 131072, kBlocks), 8);  // four passes over the keys take longer
+  EXPECT_EQ(verify_row_tiles(64, kFp4, 256, 4096, kBlocks), 8);  // every block has outputs of its own
+  EXPECT_EQ(verify_row_tiles(16, kFp4, 8, 4096, kBlocks), 2);    // there are none with less
+}
+
+TEST(ExpandRowTiles, Are128RowsOfLongCallsAndOfFixedSplits) {
+  EXPECT_EQ(expand_row_tiles(64, 256, 16384, kBlocks, false), 8);
+  EXPECT_EQ(expand_row_tiles(128, 256, 16384, kBlocks, false), 16);
+  EXPECT_EQ(expand_row_tiles(128, 64, 4096, kBlocks, false), 8);
+  EXPECT_EQ(expand_row_tiles(128, 1, 64, kBlocks, true), 16);
+  EXPECT_EQ(expand_row_tiles(64, 1, 64, kBlocks, true), 8);
+}
+
+TEST(ExpandKernel, TakesMoreThan32RowsAndBytesFrom128RowsOn) {
+  EXPECT_TRUE(has_expand_kernel(128, kMixed));
+  EXPECT_FALSE(has_expand_kernel(64, kFp4));
+  EXPECT_FALSE(has_expand_kernel(128, {Operand::int4, Operand::int4}));
+  EXPECT_FALSE(is_expand_faster(32, kFp4, 8));
+  EXPECT_TRUE(is_expand_faster(33, kFp4, 8));
+  EXPECT_TRUE(is_expand_faster(33, kMixed, 8));
+  EXPECT_FALSE(is_expand_faster(64, kFp8, 8));
+  EXPECT_TRUE(is_expand_faster(128, kFp8, 16));
+}
+
+TEST(StrideUnit, DividesStepsOfPagesAndOf16Rows) {
+  EXPECT_EQ(stride_unit(4096, 64), 1024);
+  EXPECT_EQ(stride_unit(4096 + 16, 64), 16);
+  EXPECT_EQ(stride_unit(std::int64_t{1} << 40, std::int64_t{1} << 20), 1 << 16);
+}
+
+}  // namespace
+}  // namespace mpfa::sm90
