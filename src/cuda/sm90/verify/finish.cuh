@@ -220,8 +220,10 @@ __device__ __forceinline__ void merge_groups(const DecodeParams& p, const Sequen
   if (piece.count > 1 && last_of_output<Config>(p, piece)) {
     // Several rows at a time, so that their loads are on the way together.
     constexpr int kRowsOfWarp = (Config::kRows + Config::kWarps - 1) / Config::kWarps;
-    // Beside rank-one terms and scales of groups four would spill registers of the walk.
-    constexpr int kMost = Config::kRankOne || kScalesSums<Config> ? 2 : 4;
+    // Where registers are scarce, four would change those of the walk.
+    constexpr bool kFew =
+        Config::kRankOne || kScalesSums<Config> || (Config::kRows == 64 && Config::kKeyInfo.bits == 8);
+    constexpr int kMost = kFew ? 2 : 4;
     constexpr int kTogether = kRowsOfWarp < kMost ? kRowsOfWarp : kMost, kPieces = kTogether == 1 ? 4 : 2;
     const std::int64_t first = static_cast<std::int64_t>(piece.slot - piece.index) * Config::kRows;
 #pragma unroll 1
