@@ -51,6 +51,8 @@ struct ExpandConfig {
   static constexpr int kStages = raw_stages(4) >= 2 ? 4 : 3;
   static constexpr int kRawStages = raw_stages(kStages) < 4 ? raw_stages(kStages) : 4;
   static_assert(kRawStages >= 2);
+  // A warpgroup waits for its next tile before its turn to multiply: that must not need what the other has yet to free.
+  static_assert(kStages >= 2 * kGroups);
   static constexpr int kTilesOfValuesAt = kStages * kTileBytes, kRawAt = 2 * kTilesOfValuesAt;
   static constexpr int kControlAt = kRawAt + 2 * kRawStages * kRawBytes, kRingBytes = kControlAt + kControlBytes;
   static constexpr int kSharedBytes = kRingBytes + kOtherBytes - kControlBytes;
