@@ -57,6 +57,12 @@ void check_formats(const char* k, const char* v, int head_dim) {
   run("one key", [](CaseShape& s) { s.lengths = {1}; });
   run("short", [](CaseShape& s) { s.lengths = {37}; });
   run("several splits", [](CaseShape& s) { s.lengths = {5000}; });
+  run("one output", [](CaseShape& s) { s.q_heads = 8, s.kv_heads = 1, s.lengths = {9300}; });
+  run("one output, larger capacity",
+      [](CaseShape& s) { s.q_heads = 8, s.kv_heads = 1, s.lengths = {700}, s.max_kv = 50000; });
+  run("two outputs, larger capacity", [](CaseShape& s) {
+    s.batch = 2, s.q_heads = 8, s.kv_heads = 1, s.lengths = {2000, 1980}, s.max_kv = 20000;
+  });
   run("two blocks for every output",
       [](CaseShape& s) { s.batch = 8, s.lengths = {900, 900, 899, 870, 900, 890, 900, 897}; });
   run("ragged with an empty one", [](CaseShape& s) { s.batch = 5, s.lengths = {1000, 0, 63, 64, 2049}; });

@@ -15,7 +15,8 @@ namespace mpfa::sm90 {
 /// The lane's share of the pieces of place `i`: row i / kQuads, quad i % kQuads.
 template <class Config>
 __device__ __forceinline__ Partial sum_pieces(const DecodeParams& p, const Piece& piece, int i) {
-  constexpr int kPlaces = Config::kRows * Config::kD / 4, kBatch = 4;
+  // Few warps have many places each, so that the loads of one have to be on the way together.
+  constexpr int kPlaces = Config::kRows * Config::kD / 4, kBatch = Config::kWarps < 16 ? 8 : 4;
   const std::int64_t first = static_cast<std::int64_t>(piece.slot - piece.index) * kPlaces + i;
   const float4* partials = reinterpret_cast<const float4*>(p.partial_out) + first;
   const float2* states = p.partial_state + first / 8;

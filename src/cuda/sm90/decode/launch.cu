@@ -218,6 +218,11 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
     params.cluster_log = 1;
   }
   params.split_div = make_divisor(static_cast<std::uint32_t>(params.splits));
+  params.merge_tiles = launch.row_tiles == 1 ? 0.7F : 1.0F;
+  const std::int32_t tiles = std::max((params.max_kv + kTileKeys - 1) / kTileKeys, 1);
+  params.used_splits =
+      params.cluster_log > 0 ? params.splits : std::min(params.splits, useful_splits(tiles, params.merge_tiles));
+  params.used_div = make_divisor(static_cast<std::uint32_t>(params.used_splits));
   params.taken = reinterpret_cast<std::int32_t*>(memory);
   params.arrivals = reinterpret_cast<std::uint64_t*>(memory + launch.arrivals);
   params.partial_state = reinterpret_cast<float2*>(memory + launch.states);

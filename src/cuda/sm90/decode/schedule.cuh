@@ -7,6 +7,7 @@
 // each (`abreast`): they read it at the same time, the first from memory and the others from the second-level cache.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "cuda/sm90/decode/config.h"
@@ -76,6 +77,18 @@ __device__ __forceinline__ bool nearly_equal(std::int32_t split, std::int32_t sh
   return split <= share + min(share / 16, 64) + 1;
 }
 
+// n pieces of an output take tiles / n + n * merge_tiles, which is least for n = sqrt(tiles / merge_tiles).
+
+/// Pieces that an output of so many tiles should not exceed.
+__host__ __device__ inline std::int32_t useful_splits(std::int32_t tiles, float merge_tiles) {
+  const auto n = static_cast<std::int32_t>(sqrtf(static_cast<float>(tiles) / merge_tiles));
+  return n > 1 ? n : 1;
+}
+/// Tiles that a piece of it should have.
+__device__ __forceinline__ std::int32_t useful_tiles(std::int32_t tiles, float merge_tiles) {
+  return static_cast<std::int32_t>(sqrtf(static_cast<float>(tiles) * merge_tiles));
+}
+
 struct Piece {
   std::int32_t b, head, row_block, first_tile, tiles;  // first_tile counts from the tile of the sequence's first key
   std::int32_t index, count, slot;                     // piece `index` of `count` of this output, result slot
@@ -109,11 +122,12 @@ class Schedule {
       longest = max(longest, tiles);
     }
     total_ = __reduce_add_sync(0xFFFFFFFFU, total) * lines_;
-    size_ = fixed_ > 0 ? fixed_ : max(quotient(total_ + blocks(p) - 1, p.block_div), p.least_chunk);
+    longest = __reduce_max_sync(0xFFFFFFFFU, longest);
+    const std::int32_t least = max(useful_tiles(longest, p.merge_tiles), p.least_chunk);
+    size_ = fixed_ > 0 ? fixed_ : max(quotient(total_ + blocks(p) - 1, p.block_div), least);
     enter(p, block);
     if (fixed_ == 0 && p.splits > 0) {
-      longest = __reduce_max_sync(0xFFFFFFFFU, longest);
-      const std::int32_t split = max(quotient(longest + p.splits - 1, p.split_div), p.least_chunk);
+      const std::int32_t split = max(quotient(longest + p.splits - 1, p.split_div), least);
       if (nearly_equal(split, size_)) direct_ = 1, size_ = split;
     }
     enter_chunk();
