@@ -89,6 +89,8 @@ void check_formats(const char* k, const char* v, int head_dim) {
   run("window to the right", [](CaseShape& s) { s.lengths = {900}, s.sq = 3, s.window_left = 65, s.window_right = 1; });
   run("softcap", [](CaseShape& s) { s.lengths = {900}, s.softcap = 3.0F; });
   run("sinks", [](CaseShape& s) { s.batch = 2, s.lengths = {900, 0}, s.sinks = true; });
+  run("sinks, equal lengths", [](CaseShape& s) { s.batch = 2, s.lengths = {900, 900}, s.sinks = true; });
+  run("sinks, no keys", [](CaseShape& s) { s.lengths = {0}, s.sinks = true; });
   run("fixed split", [](CaseShape& s) { s.batch = 3, s.lengths = {5000, 100, 2048}, s.fixed_split_keys = 512; });
 
   // 12, 32, 64, 80 and 160 rows of a KV head.

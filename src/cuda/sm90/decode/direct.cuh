@@ -1,6 +1,6 @@
 // The short way through a call whose outputs are about equally long: every block has one piece that constants of the
 // plan say, so that page ids and queries are asked for together with the lengths. For one row tile (two of mxfp4),
-// plain pages and calls without windows, ragged rows, sinks and tokens in bf16; what is left out is what nobody waits
+// plain pages and calls without windows, ragged rows and tokens in bf16; what is left out is what nobody waits
 // for.
 #pragma once
 
@@ -16,7 +16,6 @@ namespace mpfa::sm90 {
 __device__ __forceinline__ DecodeParams direct_params(DecodeParams p) {
   p.cu_seqlens_q = nullptr;
   p.sequences = nullptr;
-  p.sinks = nullptr;
   p.softcap = 0.0F;
   p.window_left = p.window_right = -1;
   p.wide = 0;

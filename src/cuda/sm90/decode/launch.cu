@@ -98,8 +98,7 @@ bool has_aligned_quads(const DecodeMask& mask) {
 /// kernel has to see the lengths. Idle teams may be 1 of 16.
 bool may_be_direct(const DecodeParams& p, std::int32_t teams) {
   const bool cut = p.fixed_split == 0 && p.splits * p.batch * p.kv_heads * 17 >= teams * 16;
-  const bool rare = p.cu_seqlens_q != nullptr || p.sequences != nullptr || p.sinks != nullptr || p.window_left >= 0 ||
-                    p.window_right >= 0;
+  const bool rare = p.cu_seqlens_q != nullptr || p.sequences != nullptr || p.window_left >= 0 || p.window_right >= 0;
   return cut && !rare && has_narrow_strides(p);
 }
 
