@@ -76,6 +76,12 @@ void check_formats(const char* k, const char* v, int head_dim) {
   // Beside K in bf16, q is bf16.
   if (std::strcmp(k, "bf16") != 0) run("f16 queries", [](CaseShape& s) { s.lengths = {900}, s.q_bf16 = false; });
   run("pages of 1", [](CaseShape& s) { s.lengths = {333}, s.page_size = 1; });
+  run("pages of 16", [](CaseShape& s) { s.lengths = {777}, s.page_size = 16; });
+  run("pages of 16, ends of halves", [](CaseShape& s) {
+    s.batch = 5, s.lengths = {16, 17, 1000, 0, 33}, s.page_size = 16, s.max_kv = 1040;
+  });
+  run("pages of 16, window", [](CaseShape& s) { s.lengths = {900}, s.page_size = 16, s.window_left = 100; });
+  run("pages of 48, many outputs", [](CaseShape& s) { s.batch = 40, s.lengths.assign(40, 270), s.page_size = 48; });
   run("pages of 24", [](CaseShape& s) { s.lengths = {777}, s.page_size = 24; });
   run("pages of 256", [](CaseShape& s) { s.lengths = {1111}, s.page_size = 256; });
   run("causal, 4 queries, group 4", [](CaseShape& s) { s.lengths = {901}, s.sq = 4, s.causal = true; });

@@ -217,8 +217,10 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
   d.wide = keeps_wide_tokens(p.recipe) && t.cache.sequences != nullptr ? 1 : 0;
   d.recent = static_cast<std::int32_t>(std::min(recent_tokens(p), kMaxInt / 2));
   d.commit_div = make_divisor(static_cast<std::uint32_t>(commit_unit(p.recipe, p.page_size)));
-  d.plain = p.head_dim == kernel_head_dim(shape.head_dim) && p.page_size % kTileKeys == 0 &&
-            rows_side_by_side(d.k, p.recipe.k, p.head_dim) && rows_side_by_side(d.v, p.recipe.v, p.head_dim);
+  if (p.head_dim == kernel_head_dim(shape.head_dim) && rows_side_by_side(d.k, p.recipe.k, p.head_dim) &&
+      rows_side_by_side(d.v, p.recipe.v, p.head_dim)) {
+    d.plain_keys = plain_keys(p.page_size);
+  }
   const DecodeLaunch launch = plan_decode(shape, plan.multiprocessors);
   if (launch.verify && d.rank_one != nullptr) {
     const std::int64_t bytes = d.rank_one_wide != 0 ? 4 : 2;

@@ -331,7 +331,7 @@ class DecodeCase {
     p.window_left = s.window_left, p.window_right = s.window_right, p.causal = s.causal ? 1 : 0;
     p.q_bf16 = s.q_bf16 ? 1 : 0, p.out_type = out_type, p.p_unit = 1.0F;
     const bool whole = s.head_dim == sm90::kernel_head_dim(s.head_dim);
-    p.plain = whole && s.page_size % sm90::kTileKeys == 0 ? 1 : 0;
+    p.plain_keys = whole ? sm90::plain_keys(s.page_size) : 0;
     p.scale = scale(), p.softcap = s.softcap;
     p.page_div = make_divisor(s.page_size), p.group_div = make_divisor(p.group);
     require(sm90::launch_decode(launch_shape_, launch_, p, workspace_.get(), stream), "launch_decode");

@@ -40,9 +40,9 @@ constexpr int choose_warps(int by_registers, int by_memory) {
   return by_memory >= 4 ? by_memory / 4 * 4 : by_memory;
 }
 
-/// What a kernel has code for. plain: tiles lie inside pages with rows side by side. paged: any pages; built for one
-/// row tile. general: also softcap, ALiBi, mask tensors and head dims below kD.
-enum class KernelCase { plain, paged, general };
+/// What a kernel has code for. plain: tiles lie inside pages with rows side by side. halves: halves of tiles do; built
+/// for one row tile, as paged: any pages. general: also softcap, ALiBi, mask tensors and head dims below kD.
+enum class KernelCase { plain, halves, paged, general };
 
 /// kTeamCount: teams of warps in a block, see team.cuh.
 template <int kHeadDim, Operand kKeyOperand, Operand kValueOperand, int kRowTileCount, KernelCase kCase,
@@ -55,7 +55,8 @@ struct DecodeConfig {
   static constexpr float kValueUnit = kValueInfo.unit;
   /// Takes the queries of recipe `mpfa`: centred, rounded to nvfp4, with a rank-one term.
   static constexpr bool kRankOne = kKey == Operand::nvfp4 && kValue == Operand::e4m3;
-  static constexpr bool kPlain = kCase == KernelCase::plain, kGeneral = kCase == KernelCase::general;
+  static constexpr bool kHalves = kCase == KernelCase::halves, kPlain = kHalves || kCase == KernelCase::plain;
+  static constexpr bool kGeneral = kCase == KernelCase::general;
   static constexpr int kRowTiles = kRowTileCount;  // of 8 query rows: the columns of one MMA
   static constexpr int kRows = 8 * kRowTiles;
   static constexpr int kChunks = kD / 32;  // 32 channels

@@ -191,8 +191,9 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
   piece.count = min(used, max(s.tiles, 1));
   const bool merges = clustered<Config>(p, piece);
   if (!there || (piece.index >= piece.count && !merges)) return true;
+  walk.end_at(s.length);
   if (used != p.used_splits) {
-    walk.enter(piece.b, 0, warp * used + piece.index, Config::kWarps * used);
+    walk.enter(piece.b, s.length, warp * used + piece.index, Config::kWarps * used);
     walk.ask(s.tiles - 1);
   }
   if (merges) {

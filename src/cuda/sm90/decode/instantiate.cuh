@@ -16,22 +16,27 @@ DecodeKernel kernel_of() {
           Config::kDirect};
 }
 
+/// With teams, of which each has two warps or more.
+template <int kHeadDim, Operand kKey, Operand kValue, KernelCase kCase>
+DecodeKernel team_kernel_of(std::int32_t teams) {
+  constexpr int kWarps = DecodeConfig<kHeadDim, kKey, kValue, 1, kCase>::kWarps;
+  if constexpr (kWarps >= 4) {
+    if (teams == 2) return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, 1, kCase, 2>>();
+  }
+  if constexpr (kWarps >= 8) {
+    if (teams == 4) return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, 1, kCase, 4>>();
+  }
+  return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, 1, kCase>>();
+}
+
 template <int kHeadDim, Operand kKey, Operand kValue, int kRowTiles>
 DecodeKernel kernel_of(KernelCase kind, std::int32_t teams) {
-  constexpr KernelCase kPlain = KernelCase::plain;
   if constexpr (kRowTiles == 1) {
-    // A team has two warps or more.
-    constexpr int kWarps = DecodeConfig<kHeadDim, kKey, kValue, 1, kPlain>::kWarps;
-    if constexpr (kWarps >= 4) {
-      if (kind == kPlain && teams == 2) return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, 1, kPlain, 2>>();
-    }
-    if constexpr (kWarps >= 8) {
-      if (kind == kPlain && teams == 4) return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, 1, kPlain, 4>>();
-    }
-  }
-  if (kind == kPlain) return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, kRowTiles, kPlain>>();
-  if constexpr (kRowTiles == 1) {
+    if (kind == KernelCase::plain) return team_kernel_of<kHeadDim, kKey, kValue, KernelCase::plain>(teams);
+    if (kind == KernelCase::halves) return team_kernel_of<kHeadDim, kKey, kValue, KernelCase::halves>(teams);
     if (kind == KernelCase::paged) return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, 1, KernelCase::paged>>();
+  } else if (kind == KernelCase::plain) {
+    return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, kRowTiles, KernelCase::plain>>();
   }
   return kernel_of<DecodeConfig<kHeadDim, kKey, kValue, kRowTiles, KernelCase::general>>();
 }

@@ -188,7 +188,11 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.code_unit = code_unit(params), params.scale_unit = scale_unit(params);
   const bool general =
       params.finishes_logits != 0 || params.page_means != nullptr || shape.head_dim != kernel_head_dim(shape.head_dim);
-  const KernelCase kind = general ? KernelCase::general : params.plain != 0 ? KernelCase::plain : KernelCase::paged;
+  const bool halves = params.plain_keys == kTileKeys / 2 && launch.row_tiles == 1;
+  const KernelCase kind = general                          ? KernelCase::general
+                          : params.plain_keys == kTileKeys ? KernelCase::plain
+                          : halves                         ? KernelCase::halves
+                                                           : KernelCase::paged;
   const bool verify = launch.verify && !(launch.groups && kind == KernelCase::plain);
   const DecodeKernel kernel =
       launch.expand ? expand_kernel(shape.head_dim, shape.operands, launch.row_tiles * 8 / kExpandRows)

@@ -38,6 +38,11 @@ struct DecodeLaunch {
 /// Head dim that the kernel for `head_dim` has room for; the plain kernel takes no other.
 [[nodiscard]] std::int32_t kernel_head_dim(std::int32_t head_dim);
 
+/// Keys of tiles, or of halves of them, that lie inside pages of `page_size`; 0: of neither.
+constexpr std::int32_t plain_keys(std::int32_t page_size) {
+  return page_size % kTileKeys == 0 ? kTileKeys : page_size % (kTileKeys / 2) == 0 ? kTileKeys / 2 : 0;
+}
+
 /// Whether there is a kernel for these operands.
 [[nodiscard]] bool has_decode_kernel(OperandPair operands);
 

@@ -65,7 +65,7 @@ struct DecodeParams {
   std::int32_t sum_codes;  // the denominator is the sum of the rounded P
   std::int32_t wide;       // 1: sequences keep tokens in bf16; the newest `recent` ones and those of an unfinished unit
   std::int32_t recent;
-  std::int32_t plain;                  // the pages are as the plain kernel wants them
+  std::int32_t plain_keys;             // of tiles that lie inside pages with rows side by side: 32, 16 or 0
   std::int32_t code_unit, scale_unit;  // powers of two that divide steps of pages and 16 rows; set by launch_decode
   std::int32_t finishes_logits;        // softcap, ALiBi or a mask tensor; set by launch_decode
   float scale;                         // softmax scale

@@ -32,7 +32,10 @@ class RankOneTerms {
     for (int i = 0; i < 4; ++i) {
       const int key = i * 8 + g;
       std::int64_t page = place.page, slot = place.slot + key;
-      if (!plain_pages<Config>(p)) {
+      if constexpr (Config::kHalves) {
+        page = __shfl_sync(0xFFFFFFFFU, place.page, i / 2 * 16);
+        slot = __shfl_sync(0xFFFFFFFFU, place.slot, i / 2 * 16) + key;
+      } else if (!plain_pages<Config>(p)) {
         page = __shfl_sync(0xFFFFFFFFU, place.page, key);
         slot = __shfl_sync(0xFFFFFFFFU, place.slot, key);
       }

@@ -42,16 +42,16 @@ __device__ __forceinline__ std::int32_t head_dim(const DecodeParams& p) {
 /// Whether tiles lie inside pages with rows side by side.
 template <class Config>
 __device__ __forceinline__ bool plain_pages(const DecodeParams& p) {
-  return Config::kPlain || (Config::kGeneral && p.plain != 0);
+  return Config::kPlain || (Config::kGeneral && p.plain_keys == kTileKeys);
 }
 
-/// Page id and slot of a key.
+/// Page id and slot of a key; of halves the slot that the first key of the tile would have in that page.
 struct Place {
   std::int32_t page, slot;
 };
 
 /// Where the keys of one (sequence, KV head) are. A tile inside one page with rows side by side is one place of the
-/// whole warp; otherwise every lane follows key `lane` of the tile.
+/// whole warp, of halves each half of the lanes has one; otherwise every lane follows key `lane` of the tile.
 template <class Config>
 class Pages {
  public:
@@ -63,9 +63,10 @@ class Pages {
   /// Keys of sequence b up to `end`; before locate.
   __device__ __forceinline__ void enter(std::int32_t b, std::int32_t end) {
     table_ = p_->page_table + b * p_->page_table_stride;
-    last_ = end - 1;
+    end_at(end);
     ptx::keep_in_register(table_);
   }
+  __device__ __forceinline__ void end_at(std::int32_t end) { last_ = end - 1; }
   /// Before copy_codes and load_scales.
   __device__ __forceinline__ void open(std::int32_t head) {
     const DecodeParams& p = *p_;
@@ -96,23 +97,43 @@ class Pages {
   /// Place of the tile that starts at key `first`; lanes past the length take the place of the last key.
   __device__ __forceinline__ Place locate(std::int32_t first) const {
     std::int32_t key = first;
-    if (!plain_pages<Config>(*p_)) key = min(first + static_cast<std::int32_t>(threadIdx.x % 32), last_);
+    if constexpr (Config::kHalves) {
+      key = min(first + second_half(), p_->max_kv - 1);
+    } else if (!plain_pages<Config>(*p_)) {
+      key = min(first + static_cast<std::int32_t>(threadIdx.x % 32), last_);
+    }
     const auto page = static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(key), p_->page_div));
-    return {__ldg(table_ + page), key - page * p_->page_size};
+    return {__ldg(table_ + page), (Config::kHalves ? first : key) - page * p_->page_size};
+  }
+  /// Of halves: a second half behind the last key becomes the first one, for there may be no page.
+  __device__ __forceinline__ Place existing(Place place, std::int32_t first) const {
+    if (!Config::kHalves || first + kTileKeys / 2 <= last_) return place;
+    return {__shfl_sync(0xFFFFFFFFU, place.page, 0), __shfl_sync(0xFFFFFFFFU, place.slot, 0) - second_half()};
   }
 
   /// Codes of K and V to `stage`.
   __device__ __forceinline__ void copy_codes(std::uint32_t stage, Place place) const {
     if (plain_pages<Config>(*p_)) {
-      const std::uint8_t* k =
-          k_ + static_cast<std::int64_t>(place.page) * p_->k.data_page + place.slot * Config::kKeyRowBytes;
-      const std::uint8_t* v =
-          v_ + static_cast<std::int64_t>(place.page) * p_->v.data_page + place.slot * Config::kValueRowBytes;
+      constexpr int kPlaces = Config::kHalves ? 2 : 1;
+      const std::uint8_t *k[kPlaces], *v[kPlaces];
+#pragma unroll
+      for (int i = 0; i < kPlaces; ++i) {
+        Place own = place;
+        if constexpr (Config::kHalves) {
+          own.page = __shfl_sync(0xFFFFFFFFU, place.page, i * kTileKeys / 2);
+          own.slot = __shfl_sync(0xFFFFFFFFU, place.slot, i * kTileKeys / 2);
+        }
+        k[i] = k_ + static_cast<std::int64_t>(own.page) * p_->k.data_page + own.slot * Config::kKeyRowBytes;
+        v[i] = v_ + static_cast<std::int64_t>(own.page) * p_->v.data_page + own.slot * Config::kValueRowBytes;
+      }
 #pragma unroll
       for (std::uint32_t r = 0; r < kMostChunks; ++r) {
-        if (r < kKeyChunks) ptx::copy_async16(stage + copy_offset<kKeyChunks>(copy_key_to_, r), k + r * 512);
+        if (r < kKeyChunks) {
+          ptx::copy_async16(stage + copy_offset<kKeyChunks>(copy_key_to_, r), k[r * kPlaces / kKeyChunks] + r * 512);
+        }
         if (r < kValueChunks) {
-          ptx::copy_async16(stage + Config::kKeyBytes + copy_offset<kValueChunks>(copy_value_to_, r), v + r * 512);
+          ptx::copy_async16(stage + Config::kKeyBytes + copy_offset<kValueChunks>(copy_value_to_, r),
+                            v[r * kPlaces / kValueChunks] + r * 512);
         }
       }
     } else if (Config::kGeneral && p_->head_dim != Config::kD) {
@@ -141,6 +162,10 @@ class Pages {
   static constexpr std::uint32_t kKeyChunks = Config::kKeyRowBytes / 16, kValueChunks = Config::kValueRowBytes / 16;
   static constexpr std::uint32_t kMostChunks = kKeyChunks > kValueChunks ? kKeyChunks : kValueChunks;
 
+  /// 16 for lanes of the second half of a tile.
+  __device__ __forceinline__ static std::int32_t second_half() {
+    return static_cast<std::int32_t>(threadIdx.x % 32 / (kTileKeys / 2) * (kTileKeys / 2));
+  }
   /// Bytes between keys of plain pages.
   template <class Scales>
   __device__ __forceinline__ static std::int32_t scale_row(const DecodePages& pages) {

@@ -40,6 +40,8 @@ class Walk {
     base_ = ptx::same_in_warp(base), step_ = step;
     bad_page_ = false;
   }
+  /// Says the end of a sequence that was entered without.
+  __device__ __forceinline__ void end_at(std::int32_t end) { pages_.end_at(end); }
   /// Before start_copies.
   __device__ __forceinline__ void open(std::int32_t head) { pages_.open(head); }
   /// Asks for the page ids of the first three tiles up to tile `last`.
@@ -55,7 +57,7 @@ class Walk {
     // The four warps that multiply together take equally many steps; the first of them has most tiles.
     steps_ = Config::kGroups ? ptx::same_in_warp(tiles_of_warp(tiles, warp / 4 * 4)) : count_;
     if (count_ > 0) {
-      first_ = checked(first_);
+      first_ = checked(first_, 0);
       pages_.copy_codes(memory, first_);
       pages_.load_scales(first_, k_row_, v_row_);
     }
@@ -86,7 +88,7 @@ class Walk {
       if (count_ > 0) terms_.load(*p_, first_);
     }
     if (count_ > 1) {
-      next_ = checked(next_);
+      next_ = checked(next_, 1);
       pages_.copy_codes(memory + Config::kStageBytes, next_);
     }
     ptx::commit_copies();
@@ -129,7 +131,7 @@ class Walk {
         if constexpr (Config::kRankOne) terms_.load(*p_, next_);
       }
       if (i + 2 < count_) {
-        next_ = checked(later_);
+        next_ = checked(later_, i + 2);
         pages_.copy_codes(codes == memory ? memory + 2 * Config::kStageBytes : codes - Config::kStageBytes, next_);
         if (i + 3 < count_) later_ = pages_.locate(first_key(i + 3));
       }
@@ -187,7 +189,9 @@ class Walk {
       factors[i / 2][i % 2] = Config::kGeneral && p_->finishes_logits ? 1.0F : factor;
     }
   }
-  __device__ __forceinline__ Place checked(Place place) {
+  /// Of the warp's tile i.
+  __device__ __forceinline__ Place checked(Place place, std::int32_t i) {
+    place = pages_.existing(place, first_key(i));
     const bool bad = static_cast<std::uint32_t>(place.page) >= static_cast<std::uint32_t>(p_->num_pages);
     bad_page_ = bad_page_ || bad;
     return {bad ? 0 : place.page, place.slot};
