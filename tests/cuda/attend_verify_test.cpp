@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cmath>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -129,6 +130,70 @@ INSTANTIATE_TEST_SUITE_P(, VerifyRows,
                          [](const auto& p) {
                            std::string name;
                            for (const char ch : std::string(p.param)) name += std::isalnum(ch) != 0 ? ch : '_';
+                           return name;
+                         });
+
+/// 64 and 256 channels, of which the kernels take up to 64 and 32 rows in a pass.
+class VerifyHeadDim : public testing::TestWithParam<std::tuple<std::int64_t, const char*>> {
+ protected:
+  static constexpr std::int64_t kHeads = 16, kKvHeads = 2;
+  static std::int64_t dim() { return std::get<0>(GetParam()); }
+  static Case dim_case(std::int64_t sq, const Tensor& k, const Tensor& v, const std::vector<std::int64_t>& lengths,
+                       const std::string& more = "") {
+    return Case(gaussian({k.shape[0], sq, kHeads, dim()}, 90), k, v, {std::get<1>(GetParam()) + more, 16, lengths});
+  }
+};
+
+TEST_P(VerifyHeadDim, AgreesWithTheReference) {
+  for (const auto& [batch, keys] : {std::pair<std::int64_t, std::int64_t>{3, 500}, {70, 80}, {140, 80}}) {
+    const Tensor k = with_bias(heavy_tail({batch, keys, kKvHeads, dim()}, 91), 3, 20.0F);
+    Tensor v = gaussian({batch, keys, kKvHeads, dim()}, 92);
+    // V's scales grow from tile to tile, and from chunk to chunk.
+    for (std::size_t i = 0; i < v.data.size(); ++i) {
+      v.data[i] *=
+          std::exp2(static_cast<float>(i / (2 * v.shape[3]) % v.shape[1]) / 24 - static_cast<float>(i / 32 % 7));
+    }
+    std::vector<std::int64_t> lengths(static_cast<std::size_t>(batch));
+    for (std::size_t b = 0; b < lengths.size(); ++b) lengths[b] = keys - static_cast<std::int64_t>(b) * 37 % keys;
+    for (const std::int64_t sq : {2, 3, 8}) {
+      Case c = dim_case(sq, k, v, lengths, ",centre=mean,v_mean=mean");
+      c.problem.causal = true;
+      expect_matches(c);
+      c.problem.batch_invariant = batch == 3;
+      c.problem.window_left = 40;
+      expect_matches(c);
+      if (HasFailure()) FAIL() << sq << " queries, " << batch << " sequences";
+    }
+  }
+}
+
+/// In every half of every chunk of 32 channels.
+TEST_P(VerifyHeadDim, BrokenTokensReachTheRowsThatSeeThem) {
+  for (const auto& [in_k, value] : {std::pair{false, NAN}, {true, NAN}, {false, INFINITY}}) {
+    for (std::int64_t channel = 5; channel < dim(); channel += 16) {
+      Tensor k = gaussian({2, 200, kKvHeads, dim()}, 93), v = gaussian(k.shape, 94);
+      Tensor& broken = in_k ? k : v;
+      broken.at(0, 199, 0, channel) = broken.at(0, 198, 1, channel) = broken.at(1, 88, 1, channel) = value;
+      for (const std::int64_t sq : {2, 4, 8}) {
+        Case c = dim_case(sq, k, v, {200, 90});
+        c.problem.causal = true;
+        expect_matches(c);
+        if (HasFailure()) FAIL() << value << (in_k ? " in K, " : " in V, ") << "channel " << channel << ", " << sq;
+      }
+      if (in_k) break;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, VerifyHeadDim,
+                         testing::Combine(testing::Values<std::int64_t>(64, 256),
+                                          testing::Values("kv=mxfp4,p=bf16", "kv=nvfp4,p=bf16", "kv=fp8_e4m3,p=bf16",
+                                                          "kv=bf16,p=bf16", "k=nvfp4,v=fp8_e4m3,p=bf16")),
+                         [](const auto& p) {
+                           std::string name = std::to_string(std::get<0>(p.param));
+                           for (const char ch : std::string(std::get<1>(p.param))) {
+                             name += std::isalnum(ch) != 0 ? ch : '_';
+                           }
                            return name;
                          });
 

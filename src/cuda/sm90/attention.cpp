@@ -227,6 +227,11 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
     MPFA_RETURN_IF_ERROR(check_aligned("cache.rank_one", d.rank_one, 16, {d.rank_one_head * bytes}));
     MPFA_RETURN_IF_ERROR(check_aligned("cache.rank_one_page_stride", nullptr, kTermUnit, {d.rank_one_page * bytes}));
   }
+  if (launch.verify && page_geometry(r.k, p.head_dim, 1).scale_row_bytes < 4 && r.k.scale != ScaleType::none) {
+    // Words of them are copied.
+    MPFA_RETURN_IF_ERROR(check_aligned("cache.k.scale_page_stride", nullptr, 4, {d.k.scale_page}));
+    MPFA_RETURN_IF_ERROR(check_aligned("cache.v.scale_page_stride", nullptr, 4, {d.v.scale_page}));
+  }
   if (launch.verify && !reaches_pages(d)) {
     return invalid(
         "cache has {} pages whose strides, {}, {}, {} and {} bytes, have no large power of two as divisor; with more "

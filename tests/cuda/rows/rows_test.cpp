@@ -16,17 +16,45 @@ constexpr std::int64_t kBlocks = 132;
 
 TEST(RowTiles, AreTheFewestThatHoldTheRows) {
   for (const auto& [rows, fp4, fp8] : {std::array<int, 3>{9, 2, 4}, {16, 2, 4}, {17, 4, 4}, {32, 4, 4}, {33, 8, 8}}) {
-    EXPECT_EQ(verify_row_tiles(rows, kFp4), fp4) << rows;
-    EXPECT_EQ(verify_row_tiles(rows, kFp8), fp8) << rows;
+    EXPECT_EQ(verify_row_tiles(128, rows, kFp4), fp4) << rows;
+    EXPECT_EQ(verify_row_tiles(128, rows, kFp8), fp8) << rows;
   }
 }
 
+TEST(RowTiles, Of256ChannelsAreHalfAsManyAtMost) {
+  for (const OperandPair operands : {kFp4, kFp8}) {
+    EXPECT_EQ(verify_row_tiles(256, 16, operands), 2);
+    EXPECT_EQ(verify_row_tiles(256, 17, operands), 4);
+    EXPECT_EQ(verify_row_tiles(256, 64, operands), 4);
+    EXPECT_EQ(verify_row_tiles(64, 64, operands), 8);
+  }
+}
+
+TEST(VerifyKernel, TakesMasksAndRoundedPWith128Channels) {
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    EXPECT_TRUE(has_verify_kernel(head_dim, kMixed)) << head_dim;
+    EXPECT_TRUE(has_verify_kernel(head_dim, kFp8)) << head_dim;
+    EXPECT_EQ(has_masked_verify_kernel(head_dim, kFp4), head_dim == 128);
+    EXPECT_EQ(has_rounded_verify_kernel(head_dim, kFp8), head_dim == 128);
+  }
+  EXPECT_FALSE(has_verify_kernel(96, kFp4));
+  EXPECT_FALSE(has_verify_kernel(256, {Operand::int4, Operand::int4}));
+}
+
+TEST(VerifyKernel, Of64ChannelsTakesFewRowsOfManyOutputs) {
+  EXPECT_TRUE(is_verify_faster(128, 9, 8, kBlocks));
+  EXPECT_FALSE(is_verify_faster(64, 16, 64, kBlocks));
+  EXPECT_TRUE(is_verify_faster(64, 16, 256, kBlocks));
+  EXPECT_TRUE(is_verify_faster(64, 17, 8, kBlocks));
+  EXPECT_FALSE(is_verify_faster(64, 8, 256, kBlocks));
+}
+
 TEST(RowTiles, OfFewOutputsWithFewKeysAreLess) {
-  EXPECT_EQ(verify_row_tiles(64, kFp4, 8, 4096, kBlocks), 2);
-  EXPECT_EQ(verify_row_tiles(64, kFp8, 8, 4096, kBlocks), 4);
-  EXPECT_EQ(verify_row_tiles(64, kFp4, 8, 131072, kBlocks), 8);  // four passes over the keys take longer
-  EXPECT_EQ(verify_row_tiles(64, kFp4, 256, 4096, kBlocks), 8);  // every block has outputs of its own
-  EXPECT_EQ(verify_row_tiles(16, kFp4, 8, 4096, kBlocks), 2);    // there are none with less
+  EXPECT_EQ(verify_row_tiles(128, 64, kFp4, 8, 4096, kBlocks), 2);
+  EXPECT_EQ(verify_row_tiles(128, 64, kFp8, 8, 4096, kBlocks), 4);
+  EXPECT_EQ(verify_row_tiles(128, 64, kFp4, 8, 131072, kBlocks), 8);  // four passes over the keys take longer
+  EXPECT_EQ(verify_row_tiles(128, 64, kFp4, 256, 4096, kBlocks), 8);  // every block has outputs of its own
+  EXPECT_EQ(verify_row_tiles(128, 16, kFp4, 8, 4096, kBlocks), 2);    // there are none with less
 }
 
 TEST(ExpandRowTiles, Are128RowsOfLongCallsAndOfFixedSplits) {

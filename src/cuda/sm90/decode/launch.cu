@@ -33,17 +33,20 @@ DecodeKernel kernel_for(std::int32_t head_dim, OperandPair operands, std::int32_
 
 /// Which kernel the rows of a KV head go to, and how many of them a block takes.
 void choose_kernel(const DecodeShape& shape, std::int64_t rows, std::int32_t multiprocessors, DecodeLaunch& l) {
-  l.verify = shape.verify && rows > 8 &&
-             (shape.masked ? has_masked_verify_kernel(shape.head_dim, shape.operands)
-                           : has_verify_kernel(shape.head_dim, shape.operands));
+  const bool exists = shape.masked    ? has_masked_verify_kernel(shape.head_dim, shape.operands)
+                      : shape.rounded ? has_rounded_verify_kernel(shape.head_dim, shape.operands)
+                                      : has_verify_kernel(shape.head_dim, shape.operands);
+  const std::int64_t outputs = static_cast<std::int64_t>(shape.batch) * shape.kv_heads;
+  const bool fixed = shape.fixed_split_keys > 0;  // then rows must not depend on the batch
+  l.verify =
+      shape.verify && exists && (fixed ? rows > 8 : is_verify_faster(shape.head_dim, rows, outputs, multiprocessors));
   if (!l.verify) {
     l.row_tiles = choose_row_tiles(shape.head_dim, shape.operands, rows);
     return;
   }
-  const std::int64_t outputs = static_cast<std::int64_t>(shape.batch) * shape.kv_heads;
-  const bool fixed = shape.fixed_split_keys > 0;  // then rows must not depend on the batch
-  const std::int32_t most = verify_row_tiles(rows, shape.operands);
-  l.row_tiles = fixed ? most : verify_row_tiles(rows, shape.operands, outputs, shape.max_kv, multiprocessors);
+  const std::int32_t most = verify_row_tiles(shape.head_dim, rows, shape.operands);
+  l.row_tiles =
+      fixed ? most : verify_row_tiles(shape.head_dim, rows, shape.operands, outputs, shape.max_kv, multiprocessors);
   if (shape.masked) l.row_tiles = std::min(l.row_tiles, most_masked_row_tiles(shape.operands));
   if (shape.masked || shape.rounded || l.row_tiles < most) return;
   const std::int32_t tiles = expand_row_tiles(rows, outputs, shape.max_kv, multiprocessors, fixed);
@@ -54,7 +57,9 @@ void choose_kernel(const DecodeShape& shape, std::int64_t rows, std::int32_t mul
 /// Teams of a block for `outputs`. A fixed split has one, since its sums must not depend on the number of outputs.
 std::int32_t choose_teams(const DecodeShape& shape, const DecodeLaunch& l, std::int64_t outputs) {
   if (l.expand) return 1;
-  if (l.verify && l.fixed_split == 0) return verify_teams(l.row_tiles, shape.operands.value, outputs, l.blocks);
+  if (l.verify && l.fixed_split == 0) {
+    return verify_teams(shape.head_dim, l.row_tiles, shape.operands.value, outputs, l.blocks);
+  }
   if (l.row_tiles > 1 || l.fixed_split > 0 || outputs <= l.blocks) return 1;
   for (const std::int32_t teams : {2, 4}) {  // a whole output for each
     if (outputs <= teams * l.blocks && outputs * 17 >= teams * l.blocks * 16) return teams;
@@ -149,8 +154,9 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   const std::int64_t tiles = std::max<std::int64_t>((shape.max_kv + kTileKeys - 1) / kTileKeys + 1, 1);
   // A row's keys lie in at most ceil(tiles / chunk) + 1 chunks.
   l.least_chunk = static_cast<std::int32_t>(std::max<std::int64_t>((tiles + kMaxSplits - 2) / (kMaxSplits - 1), 1));
-  // The end of a piece of many rows takes as long as 16 tiles.
-  if (l.verify && l.row_tiles >= 4 && shape.fixed_split_keys == 0) l.least_chunk = std::max(l.least_chunk, 16);
+  // The end of a piece of many outputs takes as long as 16 tiles.
+  const bool many = l.verify && l.row_tiles * kernel_head_dim(shape.head_dim) >= 4 * 128;
+  if (many && shape.fixed_split_keys == 0) l.least_chunk = std::max(l.least_chunk, 16);
   l.fixed_split = std::max(shape.fixed_split_keys / kTileKeys, shape.fixed_split_keys > 0 ? l.least_chunk : 0);
 
   l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));

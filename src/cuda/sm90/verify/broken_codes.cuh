@@ -31,11 +31,12 @@ __device__ __forceinline__ void spread_group_codes(const DecodeParams& p, const 
 #pragma unroll 1
   for (std::uint32_t key = 0; key < kVerifyKeys; ++key) {
     if (((key < 32 ? low : high) >> key % 32 & 1U) == 0) continue;
-    float value[4];
+    float value[2 * Config::kHalves];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const auto at =
-          static_cast<std::uint32_t>(value_channel<Config::kValue>(static_cast<int>(warp * 8 + lane / 4), i) * kSize);
+    for (int i = 0; i < 2 * Config::kHalves; ++i) {
+      const ValuePart<Config> part(i / 2);
+      const auto quad = static_cast<int>(part.chunk * 8 + lane / 4), element = static_cast<int>(part.half * 2) + i % 2;
+      const auto at = static_cast<std::uint32_t>(value_channel<Config::kValue>(quad, element) * kSize);
       std::uint32_t w[1];
       load_words(w, values + code_offset<kRowBytes>(key, at / 16) + at % 16 / 4 * 4);
       w[0] >>= at % 4 * 8;
@@ -52,7 +53,7 @@ __device__ __forceinline__ void spread_group_codes(const DecodeParams& p, const 
       if (at < seen.begin || at >= seen.end) continue;
       if (!shows(column_row(k / 2, k % 2), static_cast<std::int32_t>(key))) continue;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) state.out[i / 2][k / 2 * 4 + i % 2 * 2 + k % 2] += value[i];
+      for (int i = 0; i < 2 * Config::kHalves; ++i) state.out[i / 2][k / 2 * 4 + i % 2 * 2 + k % 2] += value[i];
     }
   }
 }

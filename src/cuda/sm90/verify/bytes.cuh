@@ -32,18 +32,22 @@ struct Lane<Config> : KeyScalePlace {
   std::uint32_t value_scales, tile_scales;  // V's of key g of the warp, and of keys 2 l and 2 l + 1 of the tile
   std::uint32_t terms;                      // rank-one terms of key g and the thread's columns
 
-  __device__ __forceinline__ void enter(const DecodeParams& p, std::uint32_t /*scratch*/) {
+  __device__ __forceinline__ void enter(const DecodeParams& p, std::int32_t /*head*/, std::uint32_t /*scratch*/) {
     const std::uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32 % 4;
     constexpr bool kEight = Config::kValueInfo.bits == 8;
     keys = 16 * warp * Config::kKeyRowBytes + matrix_row<Config::kKeyRowBytes>();
     // 32 keys of 16 channels, or 16 keys of 16 channels.
-    const std::uint32_t key = kEight ? lane : lane % 16, chunk = kEight ? 2 * warp : 4 * warp + lane / 16;
+    constexpr std::uint32_t kHalves = Config::kHalves;
+    const std::uint32_t key = kEight ? lane : lane % 16,
+                        chunk = kEight ? kHalves * warp : 2 * kHalves * warp + lane / 16;
     values = Config::kValuesAt + code_offset<Config::kValueRowBytes>(key, chunk);
     key_scales = Config::kKeyScalesAt + (16 * warp + g) * Config::kKeyScaleBytes;
     tile_scales = Config::kValueScalesAt + lane * 8;
     if constexpr (kMixed<Config>) {
-      keys = 16 * warp * Config::kKeyRowBytes + code_offset<Config::kKeyRowBytes>(g, t);
-      key_scales += 2 * t;
+      constexpr std::uint32_t kChunks = Config::kChunks;
+      keys = 16 * warp * Config::kKeyRowBytes + code_offset<Config::kKeyRowBytes>(g, t * kChunks / 4) +
+             (kChunks == 2 ? t % 2 * 8 : 0);
+      key_scales += kChunks / 2 * t;
       value_scales = Config::kValueScalesAt + (16 * warp + g) * 4;
       ptx::keep_in_register(value_scales);
     }
@@ -114,7 +118,7 @@ struct TokenScales {
 /// Codes of a thread's keys g and g + 8.
 template <class Config>
 struct KeyWords {
-  static constexpr int kLoads = Config::kKeyRowBytes / 32, kStepsOfLoad = 8 / kLoads;
+  static constexpr int kLoads = Config::kKeyRowBytes / 32, kStepsOfLoad = 2 * Config::kChunks / kLoads;
   std::uint32_t w[kLoads][4];
 
   __device__ __forceinline__ void load(std::uint32_t stage, const Lane<Config>& own) {
@@ -128,8 +132,8 @@ template <class Config, class F>
 __device__ __forceinline__ void start_scores(const KeyWords<Config>& keys, std::uint32_t queries,
                                              float (&x)[Config::kScores], F&& before_last) {
 #pragma unroll
-  for (int m = 0; m < 4; ++m) {
-    if (m == 3) before_last();
+  for (int m = 0; m < Config::kChunks; ++m) {
+    if (m == Config::kChunks - 1) before_last();
     std::uint32_t a[2][4];
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
@@ -153,7 +157,7 @@ __device__ __forceinline__ void start_scores(const KeyWords<Config>& keys, std::
 template <class Config>
 requires kBytes<Config>
 struct ValueSteps<Config> {
-  static constexpr int kLoads = Config::kValueInfo.bits / 4;  // of 32 keys
+  static constexpr int kLoads = Config::kValueInfo.bits / 8 * Config::kHalves;  // of 32 keys
   std::uint32_t w[kLoads][4], a[2][Config::kHalves][4];
 
   /// codes: of the lane's row; which: the first or second 32 keys of the tile.
@@ -161,7 +165,7 @@ struct ValueSteps<Config> {
     constexpr int kHalfBytes = Config::kValueInfo.bits * 2;  // 16 channels
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int key = which * 32 + i / 2 * 16, half = i % 2;
+      const int key = which * 32 + i / Config::kHalves * 16, half = i % Config::kHalves;
       ptx::load_matrices_transposed(w[i], (codes ^ half * kHalfBytes) + key * Config::kValueRowBytes);
     }
   }
@@ -183,12 +187,13 @@ struct ValueSteps<Config> {
       for (int i = 0; i < 4 * kLoads; ++i) w[i / 4][i % 4] &= ~broken_codes<Config::kValue>(w[i / 4][i % 4]);
     }
   }
-  __device__ __forceinline__ void expand(const ValueScales<Config>& /*scales*/, int /*which*/) {
+  __device__ __forceinline__ void expand(const ValueScales<Config>& /*scales*/, int /*which*/,
+                                         const Lane<Config>& /*own*/) {
 #pragma unroll
     for (int i = 0; i < 2 * Config::kHalves; ++i) {
-      const int s = i / 2, half = i % 2;
+      const int s = i / Config::kHalves, half = i % Config::kHalves;
       std::uint32_t part[1][4];
-      Chunks<Config::kValue>::expand_values(w[kLoads == 2 ? half : i], s, part);
+      Chunks<Config::kValue>::expand_values(w[kLoads == Config::kHalves ? half : i], s, part);
 #pragma unroll
       for (int k = 0; k < 4; ++k) a[s][half][k] = part[0][k];
     }
@@ -240,7 +245,7 @@ __device__ __forceinline__ bool expand_tile(const DecodeParams& p, std::uint32_t
     start_scores<Config>(keys, queries, x, ahead);
   }
   if constexpr (Config::kRowTiles < 8) ptx::wait_mma<2>();
-  tile.low.expand(tile.value_scales, 0);
+  tile.low.expand(tile.value_scales, 0, own);
   if constexpr (Config::kRowTiles < 8) tile.low.finish();
   if constexpr (kTopsAhead<Config>) tops.load(tile.top);
   ptx::wait_mma<0>();

@@ -21,16 +21,21 @@ struct VerifyConfig {
   static constexpr bool kRankOne = kRoundsP && OperandPair{kKey, kValue} == kMixedPair;
   static constexpr int kRowTiles = kRowTileCount, kRows = 8 * kRowTiles, kChunks = kD / 32;
 
-  static constexpr int kBlockGroups = verify_groups(kRowTiles, kValue), kBlockThreads = 128 * kBlockGroups;
+  static constexpr int kBlockGroups = verify_groups(kD, kRowTiles, kValue), kBlockThreads = 128 * kBlockGroups;
   static constexpr int kTeams = kTeamCount, kGroups = kBlockGroups / kTeams;
   static constexpr int kWarps = 4 * kGroups, kThreads = 32 * kWarps;  // of a team
+  /// Scales of a token are half of the word that the least copy has: the word with them comes, see scale_begin.
+  static constexpr bool kPartWords = kD == 64 && kKeyScale == ScaleKind::e8m0;
   static constexpr int kKeyRowBytes = kD * kKeyInfo.bits / 8, kValueRowBytes = kD * kValueInfo.bits / 8;
   static constexpr int kScores = kRows / 2;  // of a thread: keys g, g + 8 of its warp's 16, columns 8 n + 2 t + j
-  static constexpr int kHalves = 2;          // of 64 channels
+  static constexpr int kHalves = kD / 64;    // halves of chunks, 16 channels, that a warp has of V, see ValuePart
+  static constexpr int kWarpChunks = kHalves > 1 ? kHalves / 2 : 1;
+  /// Outputs of 256 channels leave few, and so do four warpgroups of 32 rows.
+  static constexpr bool kFewRegisters = (kD == 256 && kRowTiles == 2) || (kD == 64 && kRowTiles == 4);
   /// Where few registers are left: P is added to the sums before it is known whether they fit; and nothing is kept or
   /// asked for early.
-  static constexpr bool kAddsEarly = kMasked || kValueInfo.bits > 4;
-  static constexpr bool kScarce = kAddsEarly || (kKeyScale == ScaleKind::group && kRowTiles == 4);
+  static constexpr bool kAddsEarly = kMasked || kValueInfo.bits > 4 || kFewRegisters;
+  static constexpr bool kScarce = kMasked || kValueInfo.bits > 4 || (kKeyScale == ScaleKind::group && kRowTiles == 4);
   static_assert(has_verify_kernel(kD, {kKey, kValue}));
 
   // A stage: codes of K, codes of V, scales of K, scales of V, and what a mask tensor or the rank-one terms of up to 8
@@ -43,7 +48,9 @@ struct VerifyConfig {
 
   // A group: stages, P twice, of every warp scales of V and of groups of K and (factor, maximum) of rows, and column
   // maxima of warps.
-  static constexpr int kValueScratchBytes = kValueInfo.bits > 4 ? 0 : kValueScale == ScaleKind::e4m3 ? 256 : 128;
+  static constexpr int kValueScratchBytes = kValueInfo.bits > 4
+                                                ? 0
+                                                : kWarpChunks*(kValueScale == ScaleKind::e4m3 ? 256 : 128);
   static constexpr int kScratchBytes = kValueScratchBytes + (kKeyScale == ScaleKind::group ? 16 * kChunks * 4 : 0);
   static constexpr int kProbabilityBytes = kVerifyKeys * kRows * 2;
   static constexpr int kOtherGroupBytes = 2 * kProbabilityBytes + 4 * (kScratchBytes + kRows * 8 + kRows * 4);

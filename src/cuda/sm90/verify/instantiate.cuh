@@ -14,14 +14,14 @@ DecodeKernel verify_kernel_of() {
 
 template <int kHeadDim, Operand kKey, Operand kValue, int kRowTiles>
 DecodeKernel verify_kernel_of(std::int32_t teams, VerifyCase kind) {
-  constexpr int kGroups = verify_groups(kRowTiles, kValue);
+  constexpr int kGroups = verify_groups(kHeadDim, kRowTiles, kValue);
   if constexpr (has_masked_verify_kernel(kHeadDim, {kKey, kValue}) &&
                 kRowTiles <= most_masked_row_tiles({kKey, kValue})) {
     if (kind == VerifyCase::masked) {
       return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 1, VerifyCase::masked>>();
     }
   }
-  if constexpr (has_rounded_verify_kernel({kKey, kValue})) {
+  if constexpr (has_rounded_verify_kernel(kHeadDim, {kKey, kValue})) {
     if (kind == VerifyCase::rounded) {
       if (teams == kGroups) {
         return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, kGroups, VerifyCase::rounded>>();
@@ -43,11 +43,13 @@ DecodeKernel verify_kernel_of(std::int32_t teams, VerifyCase kind) {
 
 template <int kHeadDim, Operand kKey, Operand kValue>
 DecodeKernel verify_kernel(std::int32_t row_tiles, std::int32_t teams, VerifyCase kind) {
-  if constexpr (verify_row_tiles(16, {kKey, kValue}) == 2) {
+  if constexpr (verify_row_tiles(kHeadDim, 16, {kKey, kValue}) == 2) {
     if (row_tiles == 2) return verify_kernel_of<kHeadDim, kKey, kValue, 2>(teams, kind);
   }
-  if (row_tiles == 4) return verify_kernel_of<kHeadDim, kKey, kValue, 4>(teams, kind);
-  return verify_kernel_of<kHeadDim, kKey, kValue, 8>(teams, kind);
+  if constexpr (verify_row_tiles(kHeadDim, 64, {kKey, kValue}) == 8) {
+    if (row_tiles == 8) return verify_kernel_of<kHeadDim, kKey, kValue, 8>(teams, kind);
+  }
+  return verify_kernel_of<kHeadDim, kKey, kValue, 4>(teams, kind);
 }
 
 }  // namespace mpfa::sm90

@@ -2,14 +2,15 @@
 // those of outputs, and query rows are columns. Codes are expanded into A operands; q and P are B operands in shared
 // memory.
 //
-// A thread's share of a row of K is side by side in memory, so that its 8 codes of word m of channels 32 t.. are inner
+// A thread's share of a row of K, a quarter, is side by side in memory, so that its 8 codes of word m of it are inner
 // indices of MMAs 2 m and 2 m + 1; q lies in that order, see query_place.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/sm90/decode/codes.cuh"
-#include "cuda/sm90/verify/scales.cuh"
+#include "cuda/sm90/verify/key_scales.cuh"
+#include "cuda/sm90/verify/value_scales.cuh"
 #include "cuda/sm90/verify/wgmma.cuh"
 
 namespace mpfa::sm90 {
@@ -19,7 +20,8 @@ template <class Config>
 __device__ __forceinline__ std::uint32_t query_place(int row, int chunk, int word, int k) {
   // By matrix loads, also of 8 and 16 bits, an MMA has one chunk.
   constexpr bool kMatrices = kScalesSums<Config> || Config::kKeyInfo.bits > 4;
-  const int outer = kMatrices ? chunk : word, place = kMatrices ? word : chunk;
+  const int of_row = chunk * 4 + word;
+  const int outer = kMatrices ? chunk : of_row % Config::kChunks, place = kMatrices ? word : of_row / Config::kChunks;
   const int step = 2 * outer + k / 2, inner = k % 2;
   return static_cast<std::uint32_t>(((step * 2 + inner) * Config::kRows + row) * 16 + place * 4);
 }
@@ -33,32 +35,51 @@ __device__ __forceinline__ void expand_word(std::uint32_t w, std::uint32_t (&f)[
   }
 }
 
-/// Codes of a thread's keys g and g + 8.
+/// Codes of a thread's keys g and g + 8; with 256 channels the second half of them later.
 template <class Config>
 struct KeyCodes {
-  uint4 codes[2];
+  std::uint32_t words[2][Config::kChunks];
 
   __device__ __forceinline__ void load(std::uint32_t stage, const Lane<Config>& own) {
-    codes[0] = ptx::load_shared_words(stage + own.keys);
-    codes[1] = ptx::load_shared_words(stage + own.keys + 8 * Config::kKeyRowBytes);
+    at_ = stage + own.keys;
+    load_half(0);
   }
+  __device__ __forceinline__ void load_rest() {
+    if constexpr (Config::kChunks == 8) load_half(4);
+  }
+
+ private:
+  /// From word `first` on.
+  __device__ __forceinline__ void load_half(std::uint32_t first) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const std::uint32_t at = (at_ ^ first * 4) + k * 8 * Config::kKeyRowBytes;
+      if constexpr (Config::kChunks == 2) {
+        load_words(words[k], at);
+      } else {
+        const uint4 w = ptx::load_shared_words(at);
+        words[k][first] = w.x, words[k][first + 1] = w.y, words[k][first + 2] = w.z, words[k][first + 3] = w.w;
+      }
+    }
+  }
+
+  std::uint32_t at_;
 };
 
-/// Starts x = scores of the warpgroup's tile. meanwhile: called when a quarter of the codes is expanded.
+/// Starts x = scores of the warpgroup's tile. meanwhile: called when the first words are expanded.
 template <class Config, class F>
-__device__ __forceinline__ void start_scores(const KeyCodes<Config>& keys, std::uint32_t queries,
+__device__ __forceinline__ void start_scores(KeyCodes<Config>& keys, std::uint32_t queries,
                                              const KeyScales<Config>& scales, float (&x)[Config::kScores],
                                              F&& meanwhile) {
-  const uint4 low = keys.codes[0], high = keys.codes[1];
-  const std::uint32_t words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
   const std::uint64_t rows = ptx::whole_descriptor(ptx::same_in_warp(queries));
 #pragma unroll
-  for (int m = 0; m < 4; ++m) {
-    if (m == 1) meanwhile();
+  for (int m = 0; m < Config::kChunks; ++m) {
+    if (m == (Config::kChunks == 8 ? 5 : 1)) meanwhile();
+    if (m == 2) keys.load_rest();
     std::uint32_t f[2][4];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      expand_word<Config::kKey>(words[k][m], f[k]);
+      expand_word<Config::kKey>(keys.words[k][m], f[k]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) f[k][i] = multiply_half2(f[k][i], scales(k, m));
     }
@@ -121,26 +142,39 @@ struct ScoreSums {
 /// V of the warp's channels and 32 keys, two steps of 16, as A operands [step][half].
 template <class Config>
 struct ValueSteps {
-  std::uint32_t w[4], a[2][Config::kHalves][4];
+  std::uint32_t w[Config::kWarpChunks][4], a[2][Config::kHalves][4];
 
   /// codes: of the lane's key; which: the first or second 32 keys of the tile.
   __device__ __forceinline__ void load(std::uint32_t codes, int which) {
-    ptx::load_matrices_transposed(w, codes + which * 32 * Config::kValueRowBytes);
+#pragma unroll
+    for (int c = 0; c < Config::kWarpChunks; ++c) {
+      ptx::load_matrices_transposed(w[c], (codes ^ c * 16U) + which * 32 * Config::kValueRowBytes);
+    }
   }
-  __device__ __forceinline__ void expand(const ValueScales<Config>& scales, int which) {
+  __device__ __forceinline__ void expand(const ValueScales<Config>& scales, int which, const Lane<Config>& own) {
 #pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      std::uint32_t f[2][4];
+    for (int i = 0; i < 2 * Config::kWarpChunks; ++i) {
+      const int s = i % 2, c = i / 2;
+      const std::uint32_t* scale = &scales.pair[c][4 * which + 2 * s];
+      if constexpr (Config::kHalves == 1) {
+        // The warp's half of the codes of both words, as one.
+        std::uint32_t f[4];
+        expand_word<Config::kValue>(__byte_perm(w[0][2 * s], w[0][2 * s + 1], own.value_bytes), f);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        expand_word<Config::kValue>(w[2 * s + r], f[r]);
+        for (int k = 0; k < 4; ++k) a[s][0][k] = multiply_half2(f[k], scale[k / 2]);
+      } else {
+        std::uint32_t f[2][4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) f[r][i] = multiply_half2(f[r][i], scales.pair[4 * which + 2 * s + r]);
-      }
+        for (int r = 0; r < 2; ++r) {
+          expand_word<Config::kValue>(w[c][2 * s + r], f[r]);
 #pragma unroll
-      for (int h = 0; h < Config::kHalves; ++h) {
-        a[s][h][0] = f[0][2 * h], a[s][h][1] = f[0][2 * h + 1];
-        a[s][h][2] = f[1][2 * h], a[s][h][3] = f[1][2 * h + 1];
+          for (int k = 0; k < 4; ++k) f[r][k] = multiply_half2(f[r][k], scale[r]);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          a[s][2 * c + h][0] = f[0][2 * h], a[s][2 * c + h][1] = f[0][2 * h + 1];
+          a[s][2 * c + h][2] = f[1][2 * h], a[s][2 * c + h][3] = f[1][2 * h + 1];
+        }
       }
     }
   }
@@ -150,6 +184,23 @@ struct ValueSteps {
     for (int i = 0; i < 8 * Config::kHalves; ++i)
       asm volatile("" : "+r"(a[i / (4 * Config::kHalves)][i / 4 % Config::kHalves][i % 4]));
   }
+};
+
+/// What is known of a tile before its scores are.
+template <class Config>
+struct GroupTile {
+  ValueScales<Config> value_scales;
+  ValueSteps<Config> low;
+  float4 top[Config::kRowTiles];
+  float terms[2][2];   // kRankOne: of the thread's keys g and g + 8 and its columns
+  float keep;          // what outputs have to be multiplied by
+  std::uint32_t rare;  // alike in a warp but for the NaN
+};
+/// What few tiles have: rows that see other keys, outputs to be scaled, a mask tensor that acts, codes of V that are
+/// NaN or infinite.
+struct Rare {
+  static constexpr std::uint32_t kNan = 0xFFU;  // of Unseen
+  static constexpr std::uint32_t kMasked = 0x100U, kScaled = 0x200U, kMaskActs = 0x400U, kBroken = 0x800U;
 };
 
 /// d += a b of the formats' 16-bit type, see multiply_async.

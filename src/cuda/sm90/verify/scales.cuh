@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/sm90/decode/codes.cuh"
 #include "cuda/sm90/decode/products.cuh"
@@ -28,8 +27,26 @@ inline constexpr float kVerifyKeyUnit = Config::kKeyScale == ScaleKind::e8m0 ? 1
 /// Where a thread finds K's scales of two keys.
 struct KeyScalePlace {
   std::uint32_t key_scales;  // of the first, in the stage
-  std::uint32_t key_select;  // e8m0: bytes of two words of scales
+  std::uint32_t key_select;  // e8m0, a byte for a key: bytes of two words of scales
 };
+
+/// Chunk of 32 channels, and half of it, that is part `h` of the warp's channels of V: 16, see value_channel.
+template <class Config>
+struct ValuePart {
+  std::uint32_t chunk, half;
+  __device__ __forceinline__ explicit ValuePart(std::uint32_t h = 0) {
+    const std::uint32_t part = threadIdx.x / 32 % 4 * Config::kHalves + h;
+    chunk = part / 2, half = part % 2;
+  }
+};
+
+/// Where the scales of a key of a tile begin in the word that is copied for them, if they are two bytes.
+template <class Config>
+__device__ __forceinline__ std::uint32_t scale_begin(const DecodePages& pages, std::int32_t head, std::uint32_t key) {
+  if constexpr (!Config::kPartWords) return 0;
+  const std::uint8_t* row = pages.scales + head * pages.scale_head + static_cast<std::int64_t>(key) * pages.scale_row;
+  return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(row) & 2U);
+}
 
 /// Offsets of a lane in a stage and in its warp's scratch memory. Computed once: the compiler would do it in every
 /// tile.
@@ -37,19 +54,29 @@ template <class Config>
 struct Lane : KeyScalePlace {
   std::uint32_t keys, values, value_scales;                        // of the stage
   std::uint32_t value_select;                                      // as key_select
+  std::uint32_t value_bytes;                                       // with 64 channels, see ValueSteps
   std::uint32_t put_scales, take_scales;                           // of shared memory
   std::uint32_t next_key_scales, put_key_scales, take_key_scales;  // groups of K
 
-  __device__ __forceinline__ void enter(const DecodeParams& p, std::uint32_t scratch) {
+  __device__ __forceinline__ void enter(const DecodeParams& p, std::int32_t head, std::uint32_t scratch) {
     const std::uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32 % 4;
     constexpr bool kKeysOfFour = Config::kKeyScale == ScaleKind::e4m3,
                    kTwoHalves = Config::kValueScale == ScaleKind::e4m3;
-    keys = 16 * warp * Config::kKeyRowBytes + code_offset<Config::kKeyRowBytes>(g, t);
-    key_scales = Config::kKeyScalesAt + (16 * warp + g) * Config::kKeyScaleBytes + (kKeysOfFour ? 2 * t : 0);
-    values = Config::kValuesAt + code_offset<Config::kValueRowBytes>(lane, warp);
-    value_scales = Config::kValueScalesAt + 2 * lane * Config::kValueScaleBytes + (kTwoHalves ? 2 * warp : 0);
-    key_select = t | (t + 4) << 8;
-    value_select = warp | (warp + 4) << 8;
+    // Bytes of rows of scales that are the thread's, or the warp's: e8m0 is selected from words up to 128 channels.
+    constexpr std::uint32_t kChunks = Config::kChunks, kOfThread = kKeysOfFour ? kChunks / 2 : kChunks / 8 * 2,
+                            kOfChunk = kTwoHalves ? 2 : Config::kWarpChunks - 1;
+    const std::uint32_t chunk = ValuePart<Config>().chunk;
+    keys = 16 * warp * Config::kKeyRowBytes + code_offset<Config::kKeyRowBytes>(g, t * kChunks / 4) +
+           (kChunks == 2 ? t % 2 * 8 : 0);
+    key_scales = Config::kKeyScalesAt + (16 * warp + g) * Config::kKeyScaleBytes + kOfThread * t;
+    values = Config::kValuesAt + code_offset<Config::kValueRowBytes>(lane, chunk);
+    value_scales = Config::kValueScalesAt + 2 * lane * Config::kValueScaleBytes + kOfChunk * chunk;
+    const auto begin = [&](const DecodePages& pages, std::uint32_t key) {
+      return scale_begin<Config>(pages, head, key % kVerifyPage);
+    };
+    key_select = (t * kChunks / 4) * 0x101 + (begin(p.k, g) | (begin(p.k, g + 8) + 4) << 8);
+    value_select = chunk * 0x101 + (begin(p.v, 2 * lane) | (begin(p.v, 2 * lane + 1) + 4) << 8);
+    value_bytes = 0x6240 + 0x1111 * ValuePart<Config>().half;
     put_scales = scratch + t * 32 + g * 4;
     take_scales = scratch + t * 32 + (kTwoHalves ? g / 4 * 128 : 0);
     if constexpr (kScalesSums<Config>) {
@@ -67,8 +94,9 @@ struct Lane : KeyScalePlace {
     for (std::uint32_t* x : {&keys, &key_scales, &values, &value_scales, &put_scales, &take_scales}) {
       ptx::keep_in_register(*x);
     }
-    if constexpr (Config::kKeyScale == ScaleKind::e8m0) ptx::keep_in_register(key_select);
-    if constexpr (Config::kValueScale == ScaleKind::e8m0) ptx::keep_in_register(value_select);
+    if constexpr (Config::kKeyScale == ScaleKind::e8m0 && kChunks <= 4) ptx::keep_in_register(key_select);
+    if constexpr (Config::kValueScale == ScaleKind::e8m0 && kChunks <= 4) ptx::keep_in_register(value_select);
+    if constexpr (kChunks == 2) ptx::keep_in_register(value_bytes);
   }
 };
 
@@ -85,201 +113,53 @@ __device__ __forceinline__ float followed_unit(std::uint32_t bias) {
 }
 
 /// A code does not fit: makes the exponent the largest code that is not NaN, unless those fit.
-__device__ __forceinline__ void follow_codes(std::uint32_t codes, std::uint32_t& scales, std::uint32_t& bias) {
-  const std::uint32_t code[2] = {codes & 0xFFFFU, codes >> 16};
-  std::uint32_t largest = 0;
+template <int kCount>
+__device__ __forceinline__ void follow_codes(const std::uint32_t (&codes)[kCount], std::uint32_t (&scales)[kCount],
+                                             std::uint32_t& bias) {
+  std::uint32_t code[2 * kCount], largest = 0;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 2 * kCount; ++i) {
+    code[i] = codes[i / 2] >> 16 * (i % 2) & 0xFFFFU;
     if (code[i] < 0xFFU) largest = max(largest, code[i]);
   }
   const auto top = static_cast<std::int32_t>(__reduce_max_sync(0xFFFFFFFFU, largest));
   const std::int32_t before = followed_exponent(bias);
   const std::int32_t after = top > before + 30 - kFollowedField ? min(top, kLargestFollowed) : before;
   bias = followed_bias(after);
-  std::uint32_t bits[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 2 * kCount; ++i) {
     const auto above = static_cast<std::int32_t>(static_cast<std::int16_t>(code[i])) + kFollowedField - after;
-    bits[i] = code[i] == 0xFFU ? kHalfNan : static_cast<std::uint32_t>(max(above, 0)) << 10;
+    const std::uint32_t bits = code[i] == 0xFFU ? kHalfNan : static_cast<std::uint32_t>(max(above, 0)) << 10;
+    scales[i / 2] = i % 2 == 0 ? bits : scales[i / 2] | bits << 16;
   }
-  scales = bits[0] | bits[1] << 16;
 }
-/// Two codes as f16 relative to the exponent; true if one is too large for it.
-__device__ __forceinline__ bool convert_codes(std::uint32_t codes, std::uint32_t& scales, std::uint32_t bias) {
-  const std::uint32_t field = __viaddmin_s16x2_relu(codes, bias, 31U * 0x10001U);
-  scales = field << 10;
-  return ((field + 0x10001U) & 0x200020U) != 0;
+/// Pairs of codes as f16 relative to the exponent; true if one is too large for it.
+template <int kCount>
+__device__ __forceinline__ bool convert_codes(const std::uint32_t (&codes)[kCount], std::uint32_t (&scales)[kCount],
+                                              std::uint32_t bias) {
+  std::uint32_t beyond = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const std::uint32_t field = __viaddmin_s16x2_relu(codes[i], bias, 31U * 0x10001U);
+    scales[i] = field << 10;
+    beyond |= field + 0x10001U;
+  }
+  return (beyond & 0x200020U) != 0;
 }
-
-/// Scales of the words of a thread's keys g and g + 8.
-template <class Config>
-struct KeyScales {
-  static constexpr bool kFollows = Config::kKeyScale == ScaleKind::e8m0;
-  static constexpr bool kScale = true;
-  static constexpr int kCount = kFollows ? 1 : 2;
-  std::uint32_t pair[2][kCount];  // f16 twice
-
-  /// Of the thread's channels.
-  __device__ __forceinline__ void load(std::uint32_t at, const KeyScalePlace& own) {
-    std::uint32_t w[2];
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const std::uint32_t from = at + k * 8 * Config::kKeyScaleBytes;
-      if constexpr (kFollows) {
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(w[k]) : "r"(from));
-      } else {
-        std::uint16_t two;
-        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(two) : "r"(from));
-        w[k] = two;
-      }
-    }
-    if constexpr (kFollows) {
-      codes_ = __byte_perm(w[0], w[1], own.key_select) & 0x00FF00FFU;
-    } else {
-      halves_[0] = e4m3_pair(w[0]), halves_[1] = e4m3_pair(w[1]);
-    }
+/// e8m0 of two keys, bytes `at` of words that have no more than two bytes, as halves.
+__device__ __forceinline__ std::uint32_t code_pair(std::uint32_t first, std::uint32_t second, std::uint32_t at) {
+  return __byte_perm(first, second, 0x3430 + at * 0x0101);
+}
+/// A byte or two of shared memory.
+template <int kBytes>
+__device__ __forceinline__ std::uint32_t load_part(std::uint32_t from) {
+  std::uint16_t part;
+  if constexpr (kBytes == 1) {
+    asm volatile("ld.shared.u8 %0, [%1];" : "=h"(part) : "r"(from));
+  } else {
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(part) : "r"(from));
   }
-  /// Key g or g + 8 is one that no row sees, whose scales must not be followed.
-  __device__ __forceinline__ void hide(int k) {
-    if constexpr (kFollows) codes_ = k == 0 ? (codes_ & 0xFFFF0000U) | kHidden : (codes_ & 0xFFFFU) | kHidden << 16;
-  }
-  /// Zero for key g or g + 8.
-  __device__ __forceinline__ void drop(int k) {
-    hide(k);
-    if constexpr (!kFollows) halves_[k] = 0;
-  }
-  /// Zeros for its NaN; returns which of two blocks of 16 channels have one.
-  __device__ __forceinline__ std::uint32_t drop_nan(int k) {
-    if constexpr (kFollows) {
-      if ((codes_ >> 16 * k & 0xFFFFU) != 0xFFU) return 0U;
-      hide(k);
-      return 3U;
-    } else {
-      const std::uint32_t nan = __vcmpgtu2(halves_[k] & 0x7FFF7FFFU, 0x7C007C00U);
-      halves_[k] &= ~nan;
-      return (nan & 1U) | (nan >> 15 & 2U);
-    }
-  }
-  /// True if one does not fit.
-  __device__ __forceinline__ bool convert(std::uint32_t bias) {
-    if constexpr (kFollows) return convert_codes(codes_, halves_[0], bias);
-    return false;
-  }
-  /// When one of the warp's did not fit.
-  __device__ __forceinline__ void follow(std::uint32_t& bias) {
-    follow_codes(codes_, halves_[0], bias);
-  }
-  __device__ __forceinline__ void spread() {
-    if constexpr (kFollows) {
-      pair[0][0] = half2_bits(__low2half2(bits_half2(halves_[0])));
-      pair[1][0] = half2_bits(__high2half2(bits_half2(halves_[0])));
-    } else {
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        pair[k][0] = half2_bits(__low2half2(bits_half2(halves_[k])));
-        pair[k][1] = half2_bits(__high2half2(bits_half2(halves_[k])));
-      }
-    }
-  }
-  /// Of word m.
-  __device__ __forceinline__ std::uint32_t operator()(int k, int m) const {
-    return pair[k][kFollows ? 0 : m / 2];
-  }
-
- private:
-  std::uint32_t codes_, halves_[2];
-};
-
-/// Which of the lane's keys of V, 2 l and 2 l + 1 of the tile, every row may not see, and what NaN was found.
-struct Unseen {
-  bool hidden[2] = {false, false};
-  std::uint32_t nan = 0;  // bit 2 i + b: block b of the warp's chunk, key i
-};
-
-/// Scales of the warp's 32 channels, of the thread's keys 8 j + 2 t and 8 j + 2 t + 1, as f16 pairs.
-template <class Config>
-struct ValueScales {
-  static constexpr ScaleKind kKind = Config::kValueScale;
-  using Codes = std::conditional_t<kKind == ScaleKind::group, float2, std::uint32_t>;
-  std::uint32_t pair[8];
-
-  /// The stored ones of the lane's keys 2 l and 2 l + 1: e8m0 in halves; e4m3 block 0 of both keys, block 1 of both;
-  /// groups as floats.
-  __device__ __forceinline__ static Codes codes(const DecodePages& pages, std::uint32_t at, const Lane<Config>& own) {
-    if constexpr (kKind == ScaleKind::group) {
-      using Row = GroupRow<Config::kValue>;
-      return make_float2(Row::load(pages, at), Row::load(pages, at + Config::kValueScaleBytes));
-    } else if constexpr (kKind == ScaleKind::e8m0) {
-      std::uint32_t w[2];
-      load_words(w, at);
-      return __byte_perm(w[0], w[1], own.value_select) & 0x00FF00FFU;
-    } else {
-      std::uint16_t low, high;
-      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(low) : "r"(at));
-      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(high) : "r"(at + Config::kValueScaleBytes));
-      return __byte_perm(low, high, 0x5140);
-    }
-  }
-  /// Zeros for hidden keys and for NaN, which are taken down.
-  __device__ __forceinline__ static void hide(Codes& codes, Unseen& unseen) {
-    if constexpr (kKind == ScaleKind::group) {
-      float* const scale[2] = {&codes.x, &codes.y};
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const bool nan = !isfinite(*scale[i]);
-        if (nan) unseen.nan |= 1U << (2 * i);
-        if (nan || unseen.hidden[i]) *scale[i] = 0.0F;
-      }
-    } else if constexpr (kKind == ScaleKind::e8m0) {
-      std::uint32_t code[2] = {codes & 0xFFFFU, codes >> 16};
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const bool nan = code[i] == 0xFFU;
-        if (nan) unseen.nan |= 1U << (2 * i);
-        if (nan || unseen.hidden[i]) code[i] = kHidden;
-      }
-      codes = code[0] | code[1] << 16;
-    } else {
-      const std::uint32_t nan = __vcmpeq4(codes & 0x7F7F7F7FU, 0x7F7F7F7FU);
-      codes &= ~nan;
-      if (unseen.hidden[0]) codes &= 0xFF00FF00U;
-      if (unseen.hidden[1]) codes &= 0x00FF00FFU;
-      unseen.nan = (nan & 1U) | (nan >> 16 & 1U) << 1 | (nan >> 8 & 1U) << 2 | (nan >> 24 & 1U) << 3;
-    }
-  }
-
-  /// The lane's as f16; true if one does not fit.
-  __device__ __forceinline__ static bool convert(Codes codes, std::uint32_t (&halves)[2], std::uint32_t bias) {
-    if constexpr (kKind == ScaleKind::group) {
-      const float lift = __uint_as_float(bias);
-      halves[0] = half2_bits(__floats2half2_rn(codes.x * lift, codes.y * lift));
-      return false;  // follow_groups was called before
-    } else if constexpr (kKind == ScaleKind::e8m0) {
-      return convert_codes(codes, halves[0], bias);
-    } else {
-      halves[0] = e4m3_pair(codes), halves[1] = e4m3_pair(codes >> 16);
-      return false;
-    }
-  }
-  /// e8m0, when one of the warp's did not fit; returns what the sums so far have to be multiplied by.
-  __device__ __forceinline__ static float follow(Codes codes, std::uint32_t (&halves)[2], std::uint32_t& bias) {
-    const std::int32_t before = followed_exponent(bias);
-    if constexpr (kKind == ScaleKind::e8m0) follow_codes(codes, halves[0], bias);
-    const std::int32_t after = followed_exponent(bias);
-    return after != before ? exp2f(static_cast<float>(before - after)) : 1.0F;
-  }
-  /// To scratch memory.
-  __device__ __forceinline__ static void put(const std::uint32_t (&halves)[2], const Lane<Config>& own) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(own.put_scales), "r"(halves[0]) : "memory");
-    if constexpr (kKind == ScaleKind::e4m3) {
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(own.put_scales + 128), "r"(halves[1]) : "memory");
-    }
-  }
-  /// Takes the thread's of 32 keys out of it, after __syncwarp.
-  __device__ __forceinline__ void take(const Lane<Config>& own, int which) {
-    const uint4 a = ptx::load_shared_words(own.take_scales + which * 16);
-    pair[4 * which] = a.x, pair[4 * which + 1] = a.y, pair[4 * which + 2] = a.z, pair[4 * which + 3] = a.w;
-  }
-};
+  return part;
+}
 
 }  // namespace mpfa::sm90

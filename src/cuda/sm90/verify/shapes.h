@@ -14,17 +14,28 @@ inline constexpr int kVerifyPage = 16;  // keys of a warp, which lie in one page
 /// What a kernel has code for: nothing rare; mask tensors, softcap and ALiBi, of one team; P in e4m3.
 enum class VerifyCase { plain, masked, rounded };
 
-/// Warpgroups of a block, as registers and, of 16-bit values, shared memory allow.
-constexpr int verify_groups(int row_tiles, Operand value) {
-  if (row_tiles <= 2) return 4;
-  return row_tiles <= 4 && operand_info(value).bits < 16 ? 3 : 2;
+/// Warpgroups of a block, as registers for outputs and, of 16-bit values, shared memory allow.
+constexpr int verify_groups(std::int64_t head_dim, int row_tiles, Operand value) {
+  const int bits = operand_info(value).bits;
+  if (head_dim > 128) return bits == 16 ? 1 : bits == 4 && row_tiles <= 2 ? 3 : 2;
+  if (row_tiles <= 2 || (row_tiles <= 4 && head_dim < 128 && bits == 4)) return 4;
+  return row_tiles <= 4 && (bits < 16 || head_dim < 128) ? 3 : 2;
 }
 /// The pair of recipe `mpfa`.
 inline constexpr OperandPair kMixedPair{Operand::nvfp4, Operand::e4m3};
 
-/// Whether there is a verify kernel.
+/// Whether there is a verify kernel. With 64 and 256 channels there are those without mask tensors and with P in 16
+/// bits.
 constexpr bool has_verify_kernel(std::int64_t head_dim, OperandPair operands) {
-  return head_dim == 128 && (operands.key == operands.value || operands == kMixedPair);
+  if (head_dim == 128) return operands.key == operands.value || operands == kMixedPair;
+  if (head_dim != 64 && head_dim != 256) return false;
+  constexpr auto kAlike = [](Operand o) { return OperandPair{o, o}; };
+  return operands == kAlike(Operand::mxfp4) || operands == kAlike(Operand::nvfp4) || operands == kMixedPair ||
+         operands == kAlike(Operand::e4m3) || operands == kAlike(Operand::bf16);
+}
+/// Whether it is faster than the decode kernel for so many rows and `outputs`, sequences times KV heads, on `blocks`.
+constexpr bool is_verify_faster(std::int64_t head_dim, std::int64_t rows, std::int64_t outputs, std::int64_t blocks) {
+  return rows > 16 || (rows > 8 && (head_dim != 64 || outputs > blocks));
 }
 /// Whether it adds rank-one terms of `group` query heads: all row tiles of a block have theirs in the same columns.
 constexpr bool has_verify_terms(std::int64_t group) {
@@ -36,9 +47,11 @@ inline constexpr std::int32_t kTermUnit = 64;  // bytes that divide the terms of
 constexpr bool has_verify_pages(std::int64_t page_size) {
   return page_size % kVerifyPage == 0;
 }
-/// Whether it takes a format with these bytes of scales of a token, which it copies by words: 8-bit formats have one.
+/// Whether it takes a format with these bytes of scales of a token, which it copies by words or as half of one: 8-bit
+/// formats have one scale.
 constexpr bool has_verify_format(const BlockFormat& f, std::int64_t scale_bytes) {
-  return scale_bytes % 4 == 0 && (f.element != Element::int8 || f.block_channels == 0);
+  const bool words = scale_bytes % 4 == 0 || (f.scale == ScaleType::e8m0 && scale_bytes == 2);
+  return words && (f.element != Element::int8 || f.block_channels == 0);
 }
 
 /// The largest power of two that divides steps of pages and of 16 rows, or 2^16. The kernel counts in it, so that 32
@@ -50,7 +63,7 @@ constexpr std::int32_t stride_unit(std::int64_t page, std::int64_t row) {
 
 /// Whether there is one with mask tensors, softcap and ALiBi.
 constexpr bool has_masked_verify_kernel(std::int64_t head_dim, OperandPair operands) {
-  return has_verify_kernel(head_dim, operands) && operands.key == operands.value &&
+  return head_dim == 128 && operands.key == operands.value &&
          (operands.key == Operand::mxfp4 || operands.key == Operand::nvfp4 || operands.key == Operand::e4m3 ||
           operands.key == Operand::bf16);
 }
@@ -60,18 +73,19 @@ constexpr std::int32_t most_masked_row_tiles(OperandPair operands) {
 }
 
 /// Row tiles of 8 of a block for `rows` query rows of one KV head; up to 8 rows are for the decode kernel.
-constexpr std::int32_t verify_row_tiles(std::int64_t rows, OperandPair operands) {
-  if (rows <= 16 && operand_info(operands.key).bits == 4) return 2;
-  return rows <= 32 ? 4 : 8;
+constexpr std::int32_t verify_row_tiles(std::int64_t head_dim, std::int64_t rows, OperandPair operands) {
+  const int most_bits = head_dim == 128 ? 4 : 8;
+  if (rows <= 16 && operand_info(operands.key).bits <= most_bits) return 2;
+  return rows <= 32 || head_dim > 128 ? 4 : 8;
 }
 /// The same for `outputs`, sequences times KV heads, of up to `keys`, on `blocks`. Where many blocks share one of few
 /// outputs, merging what they have takes longer than several passes over few keys: then there are more row blocks of
 /// fewer rows.
-constexpr std::int32_t verify_row_tiles(std::int64_t rows, OperandPair operands, std::int64_t outputs,
-                                        std::int64_t keys, std::int64_t blocks) {
+constexpr std::int32_t verify_row_tiles(std::int64_t head_dim, std::int64_t rows, OperandPair operands,
+                                        std::int64_t outputs, std::int64_t keys, std::int64_t blocks) {
   constexpr std::int64_t kTiles = 24;  // of a block: with more of them passes over the keys take longer
-  std::int32_t tiles = verify_row_tiles(rows, operands);
-  while (tiles > verify_row_tiles(9, operands) && outputs * (keys / kVerifyKeys) <= kTiles * blocks) {
+  std::int32_t tiles = verify_row_tiles(head_dim, rows, operands);
+  while (tiles > verify_row_tiles(head_dim, 9, operands) && outputs * (keys / kVerifyKeys) <= kTiles * blocks) {
     const std::int64_t half = tiles / 2, row_blocks = (rows + 8 * half - 1) / (8 * half);
     if (8 * outputs * row_blocks > blocks * half) break;
     tiles = static_cast<std::int32_t>(half);
@@ -80,10 +94,11 @@ constexpr std::int32_t verify_row_tiles(std::int64_t rows, OperandPair operands,
 }
 
 /// Teams of a block for `outputs`: two, or as many as there are warpgroups, when outputs are more than blocks.
-constexpr std::int32_t verify_teams(std::int32_t row_tiles, Operand value, std::int64_t outputs, std::int64_t blocks) {
-  const std::int32_t groups = verify_groups(row_tiles, value);
+constexpr std::int32_t verify_teams(std::int64_t head_dim, std::int32_t row_tiles, Operand value, std::int64_t outputs,
+                                    std::int64_t blocks) {
+  const std::int32_t groups = verify_groups(head_dim, row_tiles, value);
   if (outputs <= blocks) return 1;
-  return outputs <= 2 * blocks ? (groups == 3 ? 1 : 2) : groups;
+  return outputs <= 2 * blocks ? (groups % 2 == 0 ? 2 : 1) : groups;
 }
 
 /// How scales act: those of int8 are of whole tokens here.
@@ -91,19 +106,19 @@ constexpr ScaleKind verify_scale(Operand o) {
   return o == Operand::int8 ? ScaleKind::row : operand_info(o).scale;
 }
 /// Whether there is one with P in e4m3.
-constexpr bool has_rounded_verify_kernel(OperandPair operands) {
-  return operands.value == Operand::e4m3;
+constexpr bool has_rounded_verify_kernel(std::int64_t head_dim, OperandPair operands) {
+  return head_dim == 128 && operands.value == Operand::e4m3;
 }
 /// What P is multiplied by before it is rounded to e4m3, in a recipe that does so with weights of up to 1 and
 /// `p_scale`. P is a quarter at a maximum that was just taken, and below 2 at any.
 constexpr float verify_p_scale(float p_scale) {
   return p_scale > 256.0F ? p_scale / 2.0F : p_scale < 32.0F ? 4.0F * p_scale : 128.0F;
 }
-/// Room for the scales of a token and head.
+/// Room for the scales of a token and head: a word at least, if there are any.
 constexpr int scale_room(Operand o, int head_dim) {
   switch (verify_scale(o)) {
     case ScaleKind::none: return 0;
-    case ScaleKind::e8m0: return head_dim / 32;
+    case ScaleKind::e8m0: return head_dim < 128 ? 4 : head_dim / 32;
     case ScaleKind::e4m3: return head_dim / 16;
     case ScaleKind::group: return o == Operand::fp4_f32 ? head_dim / 8 : head_dim / 16;
     default: return 4;

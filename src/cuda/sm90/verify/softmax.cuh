@@ -117,12 +117,13 @@ template <class Config, class Shows>
 __device__ __forceinline__ void spread_group_nan(const DecodeParams& p, const Sequence& s, std::int32_t row0,
                                                  std::int32_t first, std::uint32_t nan, Shows&& shows,
                                                  GroupState<Config>& state) {
+  constexpr std::uint32_t kOfChunks = Config::kWarpChunks == 1 ? 0x1U : 0x11U;
   const std::uint32_t g = threadIdx.x % 32 / 4;
 #pragma unroll 1
   for (std::int32_t key = 0; key < kVerifyKeys; ++key) {
     const std::uint32_t blocks = __shfl_sync(0xFFFFFFFFU, nan, key / 2) >> (2 * (key % 2));
-    const std::uint32_t own = Config::kValueScale == ScaleKind::e4m3 ? blocks >> (g / 4) & 1U : blocks & 1U;
-    if (own == 0) continue;
+    const std::uint32_t own = Config::kValueScale == ScaleKind::e4m3 ? blocks >> (g / 4) : blocks;
+    if ((own & kOfChunks) == 0) continue;
 #pragma unroll
     for (int n = 0; n < Config::kRowTiles; ++n) {
 #pragma unroll
@@ -131,6 +132,7 @@ __device__ __forceinline__ void spread_group_nan(const DecodeParams& p, const Se
         if (first + key < seen.begin || first + key >= seen.end || !shows(column_row(n, j), key)) continue;
 #pragma unroll
         for (int h = 0; h < Config::kHalves; ++h) {
+          if (Config::kWarpChunks > 1 && (own >> 4 * (h / 2) & 1U) == 0) continue;
           state.out[h][n * 4 + j] = state.out[h][n * 4 + 2 + j] = __int_as_float(0x7FC00000);
         }
       }

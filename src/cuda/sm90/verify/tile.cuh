@@ -66,6 +66,10 @@ class GroupPages {
     const DecodePages& scaled = lane < 16 ? p.k : p.v;
     scales_ = scaled.scales + head * scaled.scale_head + static_cast<std::int64_t>(lane % 16) * scaled.scale_row;
     scale_bytes_ = !kAlike && lane < 16 ? Config::kKeyScaleBytes : scaled.scale_bytes;
+    if constexpr (Config::kPartWords) {
+      const auto before = static_cast<std::int32_t>(reinterpret_cast<std::uintptr_t>(scales_) & 2U);
+      scales_ -= before, scale_bytes_ = 2 + before;
+    }
     to_ = KeyRows::place(), value_to_ = ValueRows::place();
     scale_to_ = (lane < 16 ? Config::kKeyScalesAt : Config::kValueScalesAt) +
                 (kVerifyPage * warp + lane % 16) * (lane < 16 ? Config::kKeyScaleBytes : Config::kValueScaleBytes);
@@ -126,9 +130,13 @@ class GroupPages {
         ptx::copy_async16(stage + term_to_, terms_ + std::uint64_t{place.terms} * kTermUnit);
       }
     }
-    if constexpr (!kAlike) {
+    if constexpr (Config::kPartWords) {
+      ptx::copy_async_part4<4>(stage + scale_to_, scales, scale_bytes_);
+    } else if constexpr (!kAlike) {
       ptx::copy_async_if<Config::kKeyScaleBytes>(scale_bytes_, stage + scale_to_, scales);
-      ptx::copy_async_if<Config::kValueScaleBytes>(scale_bytes_, stage + scale_to_, scales);
+      if constexpr (Config::kKeyScaleBytes != Config::kValueScaleBytes) {
+        ptx::copy_async_if<Config::kValueScaleBytes>(scale_bytes_, stage + scale_to_, scales);
+      }
     } else if constexpr (Config::kKeyScale == ScaleKind::group) {
       ptx::copy_async_if<Config::kKeyScaleBytes>(scale_bytes_, stage + scale_to_, scales);
       ptx::copy_async_if<Config::kKeyScaleBytes / 2>(scale_bytes_, stage + scale_to_, scales);

@@ -1,6 +1,7 @@
 // A warpgroup's way through its tiles of a piece: copies, scores, values.
 #pragma once
 
+#include "cuda/sm90/verify/blocks.cuh"
 #include "cuda/sm90/verify/broken_codes.cuh"
 #include "cuda/sm90/verify/byte_softmax.cuh"
 #include "cuda/sm90/verify/finish.cuh"
@@ -45,7 +46,7 @@ class GroupWalk {
     RowTops<Config> tops(memory);
     if constexpr (!Config::kScarce) ptx::keep_in_register(tops.at);
     Lane<Config> own;
-    own.enter(*p_, memory + Config::kScratchAt + warp * Config::kScratchBytes);
+    own.enter(*p_, work.piece.head, memory + Config::kScratchAt + warp * Config::kScratchBytes);
     ptx::keep_in_register(put);
     tops.start(exchange.factors, Config::kMasked && scales_logits(*p_));
     if constexpr (Config::kMasked) {
@@ -71,14 +72,8 @@ class GroupWalk {
     const std::uint32_t last = memory + (Config::kStages - 1) * Config::kStageBytes;
     std::uint32_t stage = memory;
     float x[Config::kScores];
-    Tile tile;
-    if (count_ > 0) {
-      if constexpr (kBytes<Config>) {
-        expand(work, 0, stage, queries, own, tops, x, tile, state, [] {});
-      } else {
-        expand(exchange, work, 0, stage, queries, own, tops, x, tile, state);
-      }
-    }
+    GroupTile<Config> tile;
+    if (count_ > 0) expand(exchange, work, 0, stage, queries, own, tops, x, tile, state, [] {});
     std::int32_t step = Config::kProbabilityBytes;  // to the other P
     for (std::int32_t i = 0; i < count_; ++i) {
       if constexpr (Config::kMasked) {
@@ -86,17 +81,17 @@ class GroupWalk {
           const float unit = Config::kKeyScale == ScaleKind::e8m0 ? followed_unit(state.key_bias) : 1.0F;
           scale_group_logits<Config>(*p_, exchange, unit, warp_key(i), x);
         }
-        if ((tile.rare & kMaskActs) != 0) mask_.apply(work, stage, x);
+        if ((tile.rare & Rare::kMaskActs) != 0) mask_.apply(work, stage, x);
       }
-      if (__builtin_expect((tile.rare & ~kMaskActs) != 0, 0)) {
+      if (__builtin_expect((tile.rare & ~Rare::kMaskActs) != 0, 0)) {
         if constexpr (Config::kValueScale != ScaleKind::e4m3) {
-          if ((tile.rare & kScaled) != 0) scale_outputs<Config>(state, tile.keep);
+          if ((tile.rare & Rare::kScaled) != 0) scale_outputs<Config>(state, tile.keep);
         }
-        if ((tile.rare & kMasked) != 0) {
+        if ((tile.rare & Rare::kMasked) != 0) {
           const std::int32_t first = first_ + i * kStep, row0 = work.piece.row_block * Config::kRows;
           if constexpr (Config::kRankOne) fold_terms<Config>(*p_, tops, tile.terms, x);
           mask_group_scores<Config>(*p_, work.sequence, row0, first + warp * 16, end_, x);
-          const std::uint32_t nan = tile.rare & kNan;
+          const std::uint32_t nan = tile.rare & Rare::kNan;
           const auto shows = [&](int row, std::int32_t key) {
             // What the mask says of keys past the piece was not copied: they are another piece's.
             return !Config::kMasked || (first + key < end_ && mask_.shows(work, stage, row, key));
@@ -105,7 +100,7 @@ class GroupWalk {
             spread_group_nan<Config>(*p_, work.sequence, row0, first, nan, shows, state);
           }
           if constexpr (kBytes<Config> && Config::kValueInfo.has_nan) {
-            if ((tile.rare & kBroken) != 0) {
+            if ((tile.rare & Rare::kBroken) != 0) {
               spread_group_codes<Config>(*p_, work.sequence, row0, first, stage + Config::kValuesAt, shows, state);
             }
           }
@@ -115,9 +110,9 @@ class GroupWalk {
       ValueSteps<Config> high;
       high.load(stage + own.values, 1);
       if constexpr (kBytes<Config>) {
-        if (__builtin_expect((tile.rare & kBroken) != 0, 0)) high.drop_broken();
+        if (__builtin_expect((tile.rare & Rare::kBroken) != 0, 0)) high.drop_broken();
       }
-      high.expand(tile.value_scales, 1);
+      high.expand(tile.value_scales, 1, own);
 
       float sum[Config::kRowTiles][2];  // of the tile, of kAddsEarly with those before
       std::uint32_t pairs[Config::kRowTiles][2];
@@ -170,11 +165,7 @@ class GroupWalk {
       ptx::commit_mma();
       stage = stage == last ? memory : stage + Config::kStageBytes;
       put += step, probabilities += step >> 4, step = -step;
-      if constexpr (kBytes<Config>) {
-        expand(work, i + 1, stage, queries, own, tops, x, tile, state, copy_next);
-      } else {
-        expand(exchange, work, i + 1, stage, queries, own, tops, x, tile, state);
-      }
+      expand(exchange, work, i + 1, stage, queries, own, tops, x, tile, state, copy_next);
 #pragma unroll
       for (int h = 0; h < Config::kHalves; ++h) ptx::pin(state.out[h]);
     }
@@ -189,7 +180,6 @@ class GroupWalk {
   static constexpr std::int32_t kStep = Config::kGroups * kVerifyKeys, kLookUp = 16;
   /// Places of the next copies while P is computed, where that needs no register of others.
   static constexpr bool kFindsEarly = !Config::kScarce && !kScalesSums<Config>;
-  static constexpr std::uint32_t kNan = 0xFU, kMasked = 0x10U, kScaled = 0x20U, kMaskActs = 0x40U, kBroken = 0x80U;
 
   /// The same in every lane, for what MMAs take from uniform registers.
   template <class T>
@@ -197,117 +187,47 @@ class GroupWalk {
     return __reduce_max_sync(0xFFFFFFFFU, x);
   }
 
-  /// What is known of a tile before its scores are.
-  struct Tile {
-    ValueScales<Config> value_scales;
-    ValueSteps<Config> low;
-    float4 top[Config::kRowTiles];
-    float terms[2][2];   // kRankOne: of the thread's keys g and g + 8 and its columns
-    float keep;          // what outputs have to be multiplied by
-    std::uint32_t rare;  // kMasked, kScaled if `keep` matters, kMaskActs; alike in a warp but for the NaN of Unseen
-  };
   /// The first of the warp's keys of tile i.
   __device__ __forceinline__ std::int32_t warp_key(std::int32_t i) const {
     return first_ + i * kStep + static_cast<std::int32_t>(threadIdx.x / 32 % 4 * kVerifyPage);
   }
 
-  /// The scores of tile i, and half of its V expanded. meanwhile: called when the first codes are asked for.
+  /// The scores of tile i, and half of its V expanded. meanwhile: called beside bytes when the first codes are asked
+  /// for.
   template <class F>
-  __device__ __forceinline__ void expand(const Work& work, std::int32_t i, std::uint32_t stage, std::uint32_t queries,
-                                         const Lane<Config>& own, const RowTops<Config>& tops,
-                                         float (&x)[Config::kScores], Tile& tile, GroupState<Config>& state,
-                                         F&& meanwhile) {
+  __device__ __forceinline__ void expand(const Exchange<Config>& exchange, const Work& work, std::int32_t i,
+                                         std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
+                                         const RowTops<Config>& tops, float (&x)[Config::kScores],
+                                         GroupTile<Config>& tile, GroupState<Config>& state, F&& meanwhile) {
     const bool masked = static_cast<std::uint32_t>(i - whole_begin_) >= static_cast<std::uint32_t>(whole_count_);
     const auto outside = [&](std::int32_t key) {
       return first_ + i * kStep + key < work.sequence.begin || first_ + i * kStep + key >= end_;
     };
-    std::uint32_t mask_acts = 0, nan = 0;
-    const bool broken = expand_tile<Config>(*p_, stage, queries, own, tops, masked, outside, x, tile, nan, state, [&] {
-      meanwhile();
-      if constexpr (Config::kRankOne) load_terms(*p_, stage + own.terms, tile.terms);
-      if constexpr (Config::kMasked) {
-        mask_acts = __any_sync(0xFFFFFFFFU, mask_.acts(mask_.load_ahead(stage), stage)) ? kMaskActs : 0U;
-      }
-    });
-    const bool hides = masked || broken || (Config::kMasked && __any_sync(0xFFFFFFFFU, nan != 0));
-    tile.rare = (tile.keep != 1.0F ? kScaled : 0U) | (hides ? kMasked | nan : 0U) | (broken ? kBroken : 0U) | mask_acts;
-  }
-  __device__ __forceinline__ void expand(const Exchange<Config>& exchange, const Work& work, std::int32_t i,
-                                         std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
-                                         const RowTops<Config>& tops, float (&x)[Config::kScores], Tile& tile,
-                                         GroupState<Config>& state) {
-    auto stored = ValueScales<Config>::codes(p_->v, stage + own.value_scales, own);
-    KeyScales<Config> key_scales;
-    if constexpr (!kScalesSums<Config>) key_scales.load(stage + own.key_scales, own);
-    Unseen unseen;
-    tile.rare = 0;
-    const bool masked = static_cast<std::uint32_t>(i - whole_begin_) >= static_cast<std::uint32_t>(whole_count_);
-    if (__builtin_expect(masked, 0)) {
-      const auto lane = static_cast<std::int32_t>(threadIdx.x % 32),
-                 warp = static_cast<std::int32_t>(threadIdx.x / 32 % 4);
-      const auto outside = [&](std::int32_t key) {
-        return first_ + i * kStep + key < work.sequence.begin || first_ + i * kStep + key >= end_;
-      };
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        if (outside(16 * warp + lane / 4 + 8 * k)) key_scales.hide(k);
-        unseen.hidden[k] = outside(2 * lane + k);
-      }
-      ValueScales<Config>::hide(stored, unseen);
-      tile.rare = kMasked | unseen.nan;
-    }
-    if constexpr (Config::kMasked) {
-      if (!masked) ValueScales<Config>::hide(stored, unseen);  // a mask tensor may hide keys of any tile
-    }
     std::uint32_t mask_acts = 0;
-    std::uint32_t halves[2];
-    if constexpr (kScalesSums<Config>) {
-      if (follow_groups(fmaxf(fabsf(stored.x), fabsf(stored.y)), state.bias, tile.keep)) tile.rare |= kScaled;
-      ValueScales<Config>::convert(stored, halves, state.bias);
-    } else {
-      bool beyond = ValueScales<Config>::convert(stored, halves, state.bias);
-      beyond = key_scales.convert(state.key_bias) || beyond;
-      if (KeyScales<Config>::kFollows && __builtin_expect(__any_sync(0xFFFFFFFFU, beyond), 0)) {
-        tile.keep = ValueScales<Config>::follow(stored, halves, state.bias);
-        tile.rare |= kScaled;
-        key_scales.follow(state.key_bias);
-        if (!Config::kMasked || !scales_logits(*p_)) tops.scale(exchange.factors, followed_unit(state.key_bias));
-      }
-    }
-    ValueScales<Config>::put(halves, own);
-    const auto load_values = [&] {
-      tile.value_scales.take(own, 0);
-      tile.low.load(stage + own.values, 0);
-    };
-    const auto expand_values = [&] {
+    const auto look = [&] {
       if constexpr (Config::kMasked) {
-        mask_acts = __any_sync(0xFFFFFFFFU, mask_.acts(mask_.load_ahead(stage), stage)) ? kMaskActs : 0U;
+        mask_acts = __any_sync(0xFFFFFFFFU, mask_.acts(mask_.load_ahead(stage), stage)) ? Rare::kMaskActs : 0U;
       }
-      tile.low.expand(tile.value_scales, 0);
-      tile.value_scales.take(own, 1);
-      if constexpr (Config::kRowTiles < 8) tile.low.finish();
-      ptx::wait_mma<0>();
     };
-    if constexpr (kScalesSums<Config>) {
-      SumScales<Config>::put(p_->k, stage, own);
-      __syncwarp();
-      ScoreSums<Config> sums;
-      sums.start(stage + own.keys, queries, own, x);
-      load_values();
-      expand_values();
-      sums.finish(own, x);
+    if constexpr (kBytes<Config>) {
+      std::uint32_t nan = 0;
+      const bool broken =
+          expand_tile<Config>(*p_, stage, queries, own, tops, masked, outside, x, tile, nan, state, [&] {
+            meanwhile();
+            if constexpr (Config::kRankOne) load_terms(*p_, stage + own.terms, tile.terms);
+            look();
+          });
+      const bool hides = masked || broken || (Config::kMasked && __any_sync(0xFFFFFFFFU, nan != 0));
+      tile.rare = (tile.keep != 1.0F ? Rare::kScaled : 0U) | (hides ? Rare::kMasked | nan : 0U) |
+                  (broken ? Rare::kBroken : 0U) | mask_acts;
     } else {
-      KeyCodes<Config> keys;
-      keys.load(stage, own);
-      key_scales.spread();
-      __syncwarp();
-      start_scores<Config>(keys, queries, key_scales, x, load_values);
-      if constexpr (Config::kRowTiles < 8) ptx::wait_mma<2>();
-      expand_values();
-      ptx::pin(x);
+      const bool scaled = Config::kMasked && scales_logits(*p_);
+      const std::uint32_t nan = expand_blocks<Config>(*p_, exchange.factors, scaled, stage, queries, own, tops, masked,
+                                                      outside, x, tile, state, look);
+      if constexpr (Config::kMasked) {
+        tile.rare |= mask_acts | (__any_sync(0xFFFFFFFFU, nan != 0) ? Rare::kMasked | nan : 0U);
+      }
     }
-    if constexpr (Config::kMasked)
-      tile.rare |= mask_acts | (__any_sync(0xFFFFFFFFU, unseen.nan != 0) ? kMasked | unseen.nan : 0U);
   }
 
   /// The page id of the lane's one of tiles i to i + 15.
