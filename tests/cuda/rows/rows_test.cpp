@@ -38,6 +38,7 @@ TEST(VerifyKernel, TakesMasksAndRoundedPWith128Channels) {
     EXPECT_EQ(has_rounded_verify_kernel(head_dim, kFp8), head_dim == 128);
   }
   EXPECT_FALSE(has_verify_kernel(96, kFp4));
+  EXPECT_FALSE(has_verify_kernel(256, {Operand::bf16, Operand::bf16}));
   EXPECT_FALSE(has_verify_kernel(256, {Operand::int4, Operand::int4}));
 }
 

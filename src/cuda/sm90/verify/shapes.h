@@ -17,7 +17,7 @@ enum class VerifyCase { plain, masked, rounded };
 /// Warpgroups of a block, as registers for outputs and, of 16-bit values, shared memory allow.
 constexpr int verify_groups(std::int64_t head_dim, int row_tiles, Operand value) {
   const int bits = operand_info(value).bits;
-  if (head_dim > 128) return bits == 16 ? 1 : bits == 4 && row_tiles <= 2 ? 3 : 2;
+  if (head_dim > 128) return bits == 4 && row_tiles <= 2 ? 3 : 2;
   if (row_tiles <= 2 || (row_tiles <= 4 && head_dim < 128 && bits == 4)) return 4;
   return row_tiles <= 4 && (bits < 16 || head_dim < 128) ? 3 : 2;
 }
@@ -31,7 +31,7 @@ constexpr bool has_verify_kernel(std::int64_t head_dim, OperandPair operands) {
   if (head_dim != 64 && head_dim != 256) return false;
   constexpr auto kAlike = [](Operand o) { return OperandPair{o, o}; };
   return operands == kAlike(Operand::mxfp4) || operands == kAlike(Operand::nvfp4) || operands == kMixedPair ||
-         operands == kAlike(Operand::e4m3) || operands == kAlike(Operand::bf16);
+         operands == kAlike(Operand::e4m3) || (operands == kAlike(Operand::bf16) && head_dim == 64);
 }
 /// Whether it is faster than the decode kernel for so many rows and `outputs`, sequences times KV heads, on `blocks`.
 constexpr bool is_verify_faster(std::int64_t head_dim, std::int64_t rows, std::int64_t outputs, std::int64_t blocks) {
@@ -98,7 +98,7 @@ constexpr std::int32_t verify_teams(std::int64_t head_dim, std::int32_t row_tile
                                     std::int64_t blocks) {
   const std::int32_t groups = verify_groups(head_dim, row_tiles, value);
   if (outputs <= blocks) return 1;
-  return outputs <= 2 * blocks ? (groups % 2 == 0 ? 2 : 1) : groups;
+  return outputs <= 2 * blocks ? (groups == 3 ? 1 : 2) : groups;
 }
 
 /// How scales act: those of int8 are of whole tokens here.
