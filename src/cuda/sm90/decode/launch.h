@@ -39,7 +39,7 @@ struct DecodeLaunch {
 [[nodiscard]] std::int32_t kernel_head_dim(std::int32_t head_dim);
 
 /// Keys of tiles, or of halves of them, that lie inside pages of `page_size`; 0: of neither.
-constexpr std::int32_t plain_keys(std::int32_t page_size) {
+constexpr std::int32_t plain_keys(std::int64_t page_size) {
   return page_size % kTileKeys == 0 ? kTileKeys : page_size % (kTileKeys / 2) == 0 ? kTileKeys / 2 : 0;
 }
 
