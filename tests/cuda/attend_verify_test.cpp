@@ -121,11 +121,12 @@ TEST_P(VerifyRows, OfSeveralPassesAgreeWithTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, VerifyRows,
-                         testing::Values("kv=mxfp4,p=bf16", "kv=nvfp4,p=bf16", "kv=int4,p=bf16", "kv=fp8_e4m3,p=bf16",
-                                         "kv=fp8_e4m3_static,p=bf16", "kv=int8,p=bf16", "kv=int8_g64,p=bf16",
-                                         "kv=bf16,p=bf16", "fp8", "fp8,p=e4m3x448", "fp8,denominator=same_codes",
-                                         "int8", "k=nvfp4,v=fp8_e4m3,p=bf16", "k=nvfp4,v=fp8_e4m3_static,p=bf16",
-                                         "mpfa", "mpfa,q_centre=none,rank_one=off", "mpfa,denominator=same_codes",
+                         testing::Values("kv=mxfp4,p=bf16", "kv=nvfp4,p=bf16", "kv=mxfp4_f32,p=bf16", "kv=int4,p=bf16",
+                                         "kv=int4_g64,p=bf16", "kv=fp8_e4m3,p=bf16", "kv=fp8_e4m3_static,p=bf16",
+                                         "kv=int8,p=bf16", "kv=int8_g64,p=bf16", "kv=bf16,p=bf16", "fp8",
+                                         "fp8,p=e4m3x448", "fp8,denominator=same_codes", "int8",
+                                         "k=nvfp4,v=fp8_e4m3,p=bf16", "k=nvfp4,v=fp8_e4m3_static,p=bf16", "mpfa",
+                                         "mpfa,q_centre=none,rank_one=off", "mpfa,denominator=same_codes",
                                          "mpfa,k=nvfp4_4over6,p=e4m3x256,rank_one=split"),
                          [](const auto& p) {
                            std::string name;

@@ -69,7 +69,8 @@ TEST(ExpandRowTiles, Are128RowsOfLongCallsAndOfFixedSplits) {
 TEST(ExpandKernel, TakesMoreThan32RowsAndBytesFrom128RowsOn) {
   EXPECT_TRUE(has_expand_kernel(128, kMixed));
   EXPECT_FALSE(has_expand_kernel(64, kFp4));
-  EXPECT_FALSE(has_expand_kernel(128, {Operand::int4, Operand::int4}));
+  EXPECT_TRUE(has_expand_kernel(128, {Operand::int4, Operand::int4}));
+  EXPECT_FALSE(has_expand_kernel(128, {Operand::bf16, Operand::bf16}));
   EXPECT_FALSE(is_expand_faster(32, kFp4, 8));
   EXPECT_TRUE(is_expand_faster(33, kFp4, 8));
   EXPECT_TRUE(is_expand_faster(33, kMixed, 8));

@@ -15,56 +15,74 @@ struct NoScales {
   __device__ __forceinline__ std::uint32_t operator()(int /*key*/, int /*word*/) const { return 0; }
 };
 
-/// Scales of two keys' tokens, as f16 pairs of a power of two that a warp follows: the largest that was seen is in
-/// [2^2, 2^3), those below 2^7 need no other.
-class FollowedScales {
- public:
-  /// pages: of K or of V, whose scales, if any, are at the shared address; the second key's `step` further on.
+/// The scale of a token, if pages have any, at a shared address.
+__device__ __forceinline__ float token_scale(const DecodePages& pages, std::uint32_t at) {
+  std::uint32_t word = 0x3F800000U;
+  asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.shared.u32 %0, [%1];}"
+               : "+r"(word)
+               : "r"(at), "r"(pages.scale_bytes)
+               : "memory");
+  return f32_scale(word);
+}
+
+/// f32 or f16 scales of two keys: of their tokens, or of a group of each.
+template <Operand kOperand>
+struct FloatScales {
+  static constexpr ScaleKind kKind = verify_scale(kOperand);
+  float scale[2];
+
+  /// pages: of K or of V, whose scales are at the shared address; the second key's `step` further on.
   __device__ __forceinline__ void load(const DecodePages& pages, std::uint32_t at, std::uint32_t step) {
 #pragma unroll
-    for (std::uint32_t k = 0; k < 2; ++k) scale_[k] = token_scale(pages, at + k * step);
-  }
-  __device__ __forceinline__ static float token_scale(const DecodePages& pages, std::uint32_t at) {
-    std::uint32_t word = 0x3F800000U;
-    asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.shared.u32 %0, [%1];}"
-                 : "+r"(word)
-                 : "r"(at), "r"(pages.scale_bytes)
-                 : "memory");
-    return f32_scale(word);
+    for (std::uint32_t k = 0; k < 2; ++k) {
+      if constexpr (kKind == ScaleKind::group) {
+        scale[k] = GroupRow<kOperand>::load(pages, at + k * step);
+      } else {
+        scale[k] = token_scale(pages, at + k * step);
+      }
+    }
   }
   __device__ __forceinline__ void drop(int k) {
-    scale_[k] = 0.0F;
+    scale[k] = 0.0F;
   }
-  /// Zero for one that is not finite; whether it was such.
-  __device__ __forceinline__ bool drop_nan(int k) {
-    const bool broken = !isfinite(scale_[k]);
-    if (broken) scale_[k] = 0.0F;
-    return broken;
+  /// The largest finite one of a stored word.
+  __device__ __forceinline__ static float largest_of(const DecodePages& pages, std::uint32_t word) {
+    if (kOperand == Operand::int4 && pages.row_scale == 0) {
+      const float2 both = __half22float2(__habs2(bits_half2(word)));
+      return fmaxf(both.x < INFINITY ? both.x : 0.0F, both.y < INFINITY ? both.y : 0.0F);
+    }
+    const float one = fabsf(f32_scale(word));
+    return one < INFINITY ? one : 0.0F;
   }
-  /// True if one is too large for what `exponent` says.
-  __device__ __forceinline__ bool convert(std::int32_t exponent) {
-    const float lift = __uint_as_float(static_cast<std::uint32_t>(kLift - exponent) << 23);
-    const float a = scale_[0] * lift, b = scale_[1] * lift;
-    pair_[0] = half2_bits(__float2half2_rn(a)), pair_[1] = half2_bits(__float2half2_rn(b));
-    return !(fmaxf(fabsf(a), fabsf(b)) < 0x1p7F) && !(isnan(a) && isnan(b));
-  }
-  /// Raises the exponent to the largest of the warp's, if that does not fit.
-  __device__ __forceinline__ void follow(std::int32_t& exponent) {
-    const std::int32_t top = largest(scale_[0], scale_[1]);
-    if (top > exponent + 4) exponent = top;
-    convert(exponent);
-  }
-  /// The largest exponent of a warp's finite scales, at least the least that there is a lift for.
-  __device__ __forceinline__ static std::int32_t largest(float a, float b) {
-    const std::uint32_t bits[2] = {__float_as_uint(a) << 1, __float_as_uint(b) << 1};
-    std::uint32_t top = kLeast << 24;
+};
+
+/// To a unit in the last place or two.
+__device__ __forceinline__ float inverse_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Scales of a group of K of two keys, as f16 pairs relative to the largest of the key, which multiplies the scores in
+/// f32. So the largest, whose digits matter most, loses none; others lose those below 2^-11 of them.
+template <Operand kOperand>
+class KeyRatios : public FloatScales<kOperand> {
+ public:
+  /// Lanes that are 8 apart have groups of the same keys.
+  __device__ __forceinline__ void convert() {
+    constexpr float kDown = 0x1p-8F, kLeast = 0x1p-118F;  // so that the inverse is neither zero nor infinite
 #pragma unroll
-    for (const std::uint32_t x : bits) top = max(top, x < 0xFF000000U ? x : 0U);
-    return static_cast<std::int32_t>(__reduce_max_sync(0xFFFFFFFFU, top) >> 24);
+    for (int k = 0; k < 2; ++k) {
+      float top = fmaxf(fabsf(this->scale[k]), kLeast);
+      top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFU, top, 8));
+      top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFU, top, 16));
+      const float ratio = this->scale[k] * (kOperandInfo<kOperand>.unit * kDown) * inverse_fast(top * kDown);
+      pair_[k] = half2_bits(__float2half2_rn(ratio)), largest_[k] = top;
+    }
   }
-  /// What outputs of codes times scales have to be multiplied by.
-  __device__ __forceinline__ static float unit(std::int32_t exponent) {
-    return exp2f(static_cast<float>(exponent - 129));
+  /// The largest of key k.
+  __device__ __forceinline__ float largest(int k) const {
+    return largest_[k];
   }
 
   static constexpr bool kScale = true;
@@ -73,9 +91,56 @@ class FollowedScales {
   }
 
  private:
-  static constexpr std::int32_t kLift = 256;  // exponent fields: of the lift of scales with field 0
-  static constexpr std::uint32_t kLeast = 2;
-  float scale_[2];
+  float largest_[2];
+  std::uint32_t pair_[2];
+};
+
+/// Scales of two keys as f16 pairs relative to a power of two that a warp follows: the largest that was seen is in
+/// [2^lift, 2^(lift + 1)), those below 2^(lift + 5) need no other. Codes of 4 bits are 2^-9 or less of what they mean.
+template <Operand kOperand>
+class FollowedScales : public FloatScales<kOperand> {
+ public:
+  using FloatScales<kOperand>::scale;
+  /// Zero for one that is not finite; whether it was such.
+  __device__ __forceinline__ bool drop_nan(int k) {
+    const bool broken = !isfinite(scale[k]);
+    if (broken) scale[k] = 0.0F;
+    return broken;
+  }
+  /// True if one is too large for what `exponent` says.
+  __device__ __forceinline__ bool convert(std::int32_t exponent) {
+    const float lift = __uint_as_float(static_cast<std::uint32_t>(254 + kLift - exponent) << 23);
+    const float a = scale[0] * lift, b = scale[1] * lift;
+    pair_[0] = half2_bits(__float2half2_rn(a)), pair_[1] = half2_bits(__float2half2_rn(b));
+    return !(fmaxf(fabsf(a), fabsf(b)) < kMost) && !(isnan(a) && isnan(b));
+  }
+  /// Raises the exponent to the largest of the warp's, if that does not fit.
+  __device__ __forceinline__ void follow(std::int32_t& exponent) {
+    const std::int32_t top = largest(scale[0], scale[1]);
+    if (top > exponent + 4) exponent = top;
+    convert(exponent);
+  }
+  /// The largest exponent of a warp's finite scales, at least the least that there is a lift for.
+  __device__ __forceinline__ static std::int32_t largest(float a, float b) {
+    const std::uint32_t bits[2] = {__float_as_uint(a) << 1, __float_as_uint(b) << 1};
+    std::uint32_t top = kLift << 24;
+#pragma unroll
+    for (const std::uint32_t x : bits) top = max(top, x < 0xFF000000U ? x : 0U);
+    return static_cast<std::int32_t>(__reduce_max_sync(0xFFFFFFFFU, top) >> 24);
+  }
+  /// What outputs of codes times scales have to be multiplied by.
+  __device__ __forceinline__ static float unit(std::int32_t exponent) {
+    return exp2f(static_cast<float>(exponent - 127 - kLift));
+  }
+
+  static constexpr bool kScale = true;
+  __device__ __forceinline__ std::uint32_t operator()(int key, int /*word*/) const {
+    return pair_[key];
+  }
+
+ private:
+  static constexpr int kLift = kOperandInfo<kOperand>.bits == 4 ? 10 : 2;
+  static constexpr float kMost = 1 << (kLift + 5);
   std::uint32_t pair_[2];
 };
 

@@ -14,11 +14,18 @@ struct ExpandConfig {
   static constexpr Operand kKey = kKeyOperand, kValue = kValueOperand;
   static constexpr OperandInfo kKeyInfo = kOperandInfo<kKey>, kValueInfo = kOperandInfo<kValue>;
   static constexpr ScaleKind kKeyScale = verify_scale(kKey), kValueScale = verify_scale(kValue);
-  /// Scales are relative to exponents that warps follow; those of tokens of K multiply scores instead.
-  static constexpr bool kFollowsKeys = kKeyScale == ScaleKind::e8m0, kScalesScores = kKeyScale == ScaleKind::row;
-  static constexpr bool kFollowsValues = kValueScale == ScaleKind::e8m0 || kValueScale == ScaleKind::row;
+  /// Scales are relative to exponents that warps follow; those of tokens of K, and the largest of a key's groups,
+  /// multiply scores instead.
+  static constexpr bool kFollowsKeys = kKeyScale == ScaleKind::e8m0;
+  static constexpr bool kGroupsOfKeys = kKeyScale == ScaleKind::group;
+  static constexpr bool kScalesScores = kKeyScale == ScaleKind::row || kGroupsOfKeys;
+  /// f32 or f16 scales of V, of tokens or groups.
+  static constexpr bool kFloatsOfValues = kValueScale == ScaleKind::row || kValueScale == ScaleKind::group;
+  static constexpr bool kFollowsValues = kValueScale == ScaleKind::e8m0 || kFloatsOfValues;
   static constexpr bool kFollows = kFollowsKeys || kFollowsValues;
   static_assert(kD == 128 && kKeyInfo.bits < 16 && kValueInfo.bits < 16);
+  /// What turns codes times scales of K into values, apart from the exponent or the scale of scores.
+  static constexpr float kKeyUnit = kFollowsKeys || kGroupsOfKeys ? 1.0F : kKeyInfo.unit;
   // What the decode kernel's begin and end of a piece ask for. Threads and warps are those that multiply.
   static constexpr bool kRankOne = false, kPlain = false, kGeneral = false, kPairs = false;
   static constexpr int kRowBlocks = kRowBlockCount, kRows = kExpandRows * kRowBlocks, kRowTiles = kRows / 8;

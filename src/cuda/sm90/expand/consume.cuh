@@ -109,6 +109,7 @@ class Consumer {
     done_ += static_cast<std::uint32_t>(count);
     std::int32_t i = group(), turns = (count + kGroups - 1) / kGroups;
     float x[kRowScores];
+    ScoreScales<Config> scales;
     bool raised = false;
     if (i < count) {
       raised = wait_tile(before + i);
@@ -116,6 +117,7 @@ class Consumer {
       begin_turn();
       start_scores(keys_of(before + i), q, x);
       end_turn();
+      scales.load(*p_, control_, before + i);
       ptx::wait_mma<0>();
       ptx::pin(x);
     } else if (turns > 0) {
@@ -128,6 +130,7 @@ class Consumer {
       const auto stage = static_cast<int>(n % Config::kStages);
       const std::uint64_t keys = keys_of(n + kGroups), values = values_of(n);
       std::uint32_t pairs[kRowScores / 4][2];
+      scales.multiply(*p_, x);
       probabilities(work, tiles, i, stage, raised, x, pairs);
       const std::uint32_t next = n + kGroups;
       const bool more = i + kGroups < count;
@@ -148,6 +151,7 @@ class Consumer {
       ptx::wait_mma<1>();
       ptx::pin(state_.out);
       release(control_.free(stage));
+      scales.load(*p_, control_, next);
       ptx::wait_mma<0>();
       ptx::pin(x);
     }
@@ -177,26 +181,12 @@ class Consumer {
     for (float& factor : state_.factor) factor = finite_factor(factor);
   }
 
-  /// Times the scales of keys' tokens.
-  __device__ __forceinline__ void scale_scores(int stage, float (&x)[kRowScores]) const {
-    const std::uint32_t at = control_.key_scale(stage, static_cast<int>(threadIdx.x % 4 * 2));
-#pragma unroll
-    for (int n = 0; n < kRowScores / 4; ++n) {
-      std::uint32_t two[2];
-      load_words(two, at + n * 32);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[n * 4 + i] *= __uint_as_float(two[i % 2]);
-    }
-  }
   /// P of tile i; adds to the sums of rows.
   __device__ __forceinline__ void probabilities(const Work& work, const Tiles& tiles, std::int32_t i, int stage,
                                                 bool raised, float (&x)[kRowScores],
                                                 std::uint32_t (&pairs)[kRowScores / 4][2]) {
     float lifts[kRowScores / 8];
     const bool masked = tiles.masked(i);
-    if constexpr (Config::kScalesScores) {
-      if (p_->k.scale_bytes != 0) scale_scores(stage, x);
-    }
     if (__builtin_expect(masked || raised, 0)) {
       if constexpr (Config::kFollows) {
         if (raised) follow_exponents<Config>(control_.units(stage, 0), x, lifts, state_);
@@ -232,8 +222,8 @@ class Consumer {
     const int k = kGroups == 1 ? 0 : static_cast<int>(threadIdx.x / 128);
     const bool bad = control_.bad();
     float unit = Config::kValueInfo.unit;
-    if constexpr (Config::kValueScale == ScaleKind::row) {
-      unit *= FollowedScales::unit(state_.value_exponent);
+    if constexpr (Config::kFloatsOfValues) {
+      unit *= FollowedScales<Config::kValue>::unit(state_.value_exponent);
     } else if constexpr (Config::kFollowsValues) {
       unit = followed_unit(followed_bias(state_.value_exponent));
     }

@@ -38,7 +38,7 @@ struct Control {
   __device__ __forceinline__ std::uint32_t broken(int stage, int key) const {
     return at + kBrokenAt + (stage * kExpandKeys + key) * Config::kBrokenBytes;
   }
-  /// Scale of a key's token, f32.
+  /// Scale of a key's token, or the largest of its groups, f32.
   __device__ __forceinline__ std::uint32_t key_scale(int stage, int key) const {
     return at + kKeyScalesAt + (stage * kExpandKeys + key) * 4;
   }

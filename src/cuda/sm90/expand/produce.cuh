@@ -29,6 +29,11 @@ class Producer {
     value_codes_ = Config::kValuesAt + code_offset<Config::kValueRowBytes>(key, chunk * Chunk<Config::kValue>::kPieces);
     scales_.key_select = chunk | (chunk + 4) << 8;
     scales_.key_scales = key * Config::kKeyScaleBytes + (Config::kKeyScale == ScaleKind::e4m3 ? 2 * chunk : 0);
+    if constexpr (Config::kGroupsOfKeys) scales_.key_scales += GroupRow<Config::kKey>::offset(p.k, chunk);
+    if constexpr (Config::kFloatsOfValues) {
+      value_scales_ = Config::kValueScalesAt + key * Config::kValueScaleBytes;
+      if constexpr (!kTokensOfValues) value_scales_ += GroupRow<Config::kValue>::offset(p.v, chunk);
+    }
     raw_ = control.ring + Config::kRawAt + group() * (Config::kRawStages * Config::kRawBytes);
   }
 
@@ -89,47 +94,69 @@ class Producer {
     ptx::commit_copies();
   }
 
-  /// The word of scales of key `key` of the sequence, which a row sees.
-  __device__ __forceinline__ std::uint32_t scale_word(const DecodePages& pages, const Work& work,
-                                                      std::int32_t key) const {
+  /// Where scales of key `key` of the sequence are, which a row sees; null if that is outside of the pool.
+  __device__ __forceinline__ const std::uint32_t* scale_words(const DecodePages& pages, const Work& work,
+                                                              std::int32_t key) const {
     const auto page = static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(key), p_->page_div));
     const std::int32_t id = __ldg(p_->page_table + work.piece.b * p_->page_table_stride + page);
-    if (static_cast<std::uint32_t>(id) >= static_cast<std::uint32_t>(p_->num_pages)) return 0;
+    if (static_cast<std::uint32_t>(id) >= static_cast<std::uint32_t>(p_->num_pages)) return nullptr;
     const std::uint8_t* at = pages.scales + static_cast<std::int64_t>(id) * pages.scale_page +
                              work.piece.head * pages.scale_head +
                              static_cast<std::int64_t>(key - page * p_->page_size) * pages.scale_row;
-    return __ldg(reinterpret_cast<const std::uint32_t*>(at));
+    return reinterpret_cast<const std::uint32_t*>(at);
   }
   /// All warps begin relative to the largest scales of the first tile.
   __device__ __forceinline__ void begin_exponents(const Work& work, const Tiles& tiles) {
     std::uint32_t k[2] = {0, 0}, v[2] = {0, 0};
+    float largest[2] = {0.0F, 0.0F};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const std::int32_t key = tiles.first + 32 * i + static_cast<std::int32_t>(lane());
       if (key < work.sequence.begin || key >= tiles.end) continue;
-      if constexpr (Config::kFollowsKeys) k[i] = scale_word(p_->k, work, key);
-      v[i] = p_->v.scale_bytes == 0 ? 0x3F800000U : scale_word(p_->v, work, key);
+      if constexpr (Config::kFollowsKeys) {
+        if (const std::uint32_t* at = scale_words(p_->k, work, key)) k[i] = __ldg(at);
+      }
+      if constexpr (Config::kFloatsOfValues) largest[i] = p_->v.scale_bytes == 0 ? 1.0F : 0.0F;
+      if (p_->v.scale_bytes == 0) continue;
+      const std::uint32_t* at = scale_words(p_->v, work, key);
+      if (at == nullptr) continue;
+      if constexpr (Config::kFloatsOfValues) {
+#pragma unroll
+        for (int w = 0; w < Config::kValueScaleBytes / 4; ++w) {
+          if (4 * w < p_->v.scale_bytes) largest[i] = fmaxf(largest[i], Values::largest_of(p_->v, __ldg(at + w)));
+        }
+      } else {
+        v[i] = __ldg(at);
+      }
     }
     if constexpr (Config::kFollowsKeys) key_bias_ = followed_bias(min(largest_code(k[0], k[1]), kLargestFollowed));
-    if constexpr (kTokensOfValues) {
-      value_exponent_ = FollowedScales::largest(f32_scale(v[0]), f32_scale(v[1]));
+    if constexpr (Config::kFloatsOfValues) {
+      value_exponent_ = Values::largest(largest[0], largest[1]);
     } else {
       value_bias_ = followed_bias(min(largest_code(v[0], v[1]), kLargestFollowed));
     }
   }
 
   static constexpr bool kTokensOfValues = Config::kValueScale == ScaleKind::row;
-  using Keys = std::conditional_t<Config::kScalesScores, NoScales, KeyScales<Config>>;
-  using Values = std::conditional_t<kTokensOfValues, FollowedScales, KeyScales<Config>>;
+  static constexpr bool kTokensOfKeys = Config::kKeyScale == ScaleKind::row;
+  using Keys =
+      std::conditional_t<kTokensOfKeys, NoScales,
+                         std::conditional_t<Config::kGroupsOfKeys, KeyRatios<Config::kKey>, KeyScales<Config>>>;
+  using Values = std::conditional_t<Config::kFloatsOfValues, FollowedScales<Config::kValue>, KeyScales<Config>>;
   struct Scales {
     Keys keys;
     Values values;
   };
 
   __device__ __forceinline__ void load(std::uint32_t from, Scales& scales) const {
-    if constexpr (!Config::kScalesScores) scales.keys.load(from + Config::kKeyScalesAt + scales_.key_scales, scales_);
-    if constexpr (kTokensOfValues) {
-      scales.values.load(p_->v, from + Config::kValueScalesAt + (warp() * kVerifyPage + lane() % 8) * 4, 8 * 4);
+    const std::uint32_t key_scales = from + Config::kKeyScalesAt + scales_.key_scales;
+    if constexpr (Config::kGroupsOfKeys) {
+      scales.keys.load(p_->k, key_scales, 8 * Config::kKeyScaleBytes);
+    } else if constexpr (!kTokensOfKeys) {
+      scales.keys.load(key_scales, scales_);
+    }
+    if constexpr (Config::kFloatsOfValues) {
+      scales.values.load(p_->v, from + value_scales_, 8 * Config::kValueScaleBytes);
     } else {
       scales.values.load(from + Config::kValueScalesAt + scales_.key_scales, scales_);
     }
@@ -137,22 +164,25 @@ class Producer {
   /// True if one does not fit its exponent.
   __device__ __forceinline__ bool convert(Scales& scales) const {
     bool beyond = false;
-    if constexpr (!Config::kScalesScores) beyond = scales.keys.convert(key_bias_);
-    if constexpr (kTokensOfValues)
+    if constexpr (Config::kGroupsOfKeys)
+      scales.keys.convert();
+    else if constexpr (!kTokensOfKeys)
+      beyond = scales.keys.convert(key_bias_);
+    if constexpr (Config::kFloatsOfValues)
       return scales.values.convert(value_exponent_) || beyond;
     else
       return scales.values.convert(value_bias_) || beyond;
   }
   __device__ __forceinline__ void follow(Scales& scales) {
     if constexpr (Config::kFollowsKeys) scales.keys.follow(key_bias_);
-    if constexpr (kTokensOfValues)
+    if constexpr (Config::kFloatsOfValues)
       scales.values.follow(value_exponent_);
     else if constexpr (Config::kFollowsValues)
       scales.values.follow(value_bias_);
   }
   __device__ __forceinline__ void spread(Scales& scales) const {
     if constexpr (!Config::kScalesScores) scales.keys.spread();
-    if constexpr (!kTokensOfValues) scales.values.spread();
+    if constexpr (!Config::kFloatsOfValues) scales.values.spread();
   }
 
   /// The thread's part of a tile. Codes are loaded late, as there are few registers.
@@ -195,7 +225,7 @@ class Producer {
         follow(scales);
         control_.note_raised();
       }
-      publish(from, stage);
+      publish(from, stage, scales);
       ptx::fence_shared_writes();
       __syncwarp();
       if (lane() == 0) ptx::arrive(control_.full(stage));
@@ -205,15 +235,23 @@ class Producer {
     }
   }
   /// What the multiplying warps need to know of the warp's keys.
-  __device__ __forceinline__ void publish(std::uint32_t from, int stage) const {
+  __device__ __forceinline__ void publish(std::uint32_t from, int stage, const Scales& scales) const {
     if (Config::kFollows && lane() == 0) {
       control_.put_units(stage, warp(), Config::kFollowsKeys ? followed_exponent(key_bias_) : 0,
-                         kTokensOfValues ? value_exponent_ : followed_exponent(value_bias_));
+                         Config::kFloatsOfValues ? value_exponent_ : followed_exponent(value_bias_));
     }
-    if constexpr (Config::kScalesScores) {
+    if constexpr (Config::kGroupsOfKeys) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (lane() >= 8) continue;
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(control_.key_scale(stage, warp() * kVerifyPage + lane() + 8 * k)),
+                     "f"(scales.keys.largest(k))
+                     : "memory");
+      }
+    } else if constexpr (kTokensOfKeys) {
       const std::uint32_t key = warp() * kVerifyPage + lane();
       if (p_->k.scale_bytes != 0 && lane() < kVerifyPage) {
-        const float scale = FollowedScales::token_scale(p_->k, from + Config::kKeyScalesAt + key * 4);
+        const float scale = token_scale(p_->k, from + Config::kKeyScalesAt + key * 4);
         asm volatile("st.shared.f32 [%0], %1;" ::"r"(control_.key_scale(stage, key)), "f"(scale) : "memory");
       }
     }
@@ -229,7 +267,7 @@ class Producer {
       const std::uint32_t own = warp() * kVerifyPage + lane() % 8 + 8 * k;
       const std::int32_t key = tiles.first + i * kExpandKeys + static_cast<std::int32_t>(own);
       const bool outside = key < work.sequence.begin || key >= tiles.end;
-      if constexpr (kTokensOfValues) {
+      if constexpr (Config::kFloatsOfValues) {
         Chunk<Config::kValue> codes;
         codes.load(from + value_codes_ + k * 8 * Config::kValueRowBytes);
         std::uint32_t broken = codes.drop_nan();
@@ -240,7 +278,7 @@ class Producer {
         tell(stage, own, outside ? 0U : broken);
       }
       if (outside) {
-        if constexpr (!Config::kScalesScores) scales.keys.drop(k);
+        if constexpr (!kTokensOfKeys) scales.keys.drop(k);
         scales.values.drop(k);
       }
     }
@@ -252,7 +290,7 @@ class Producer {
     if constexpr (Config::kBrokenBytes == 16) {
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(at + lane() / 8 * 4), "r"(broken) : "memory");
     } else {
-      if constexpr (kTokensOfValues) broken = (broken != 0 ? 3U : 0U) << 2 * (lane() / 8);
+      if constexpr (Config::kFloatsOfValues) broken = (broken != 0 ? 3U : 0U) << 2 * (lane() / 8);
       broken |= __shfl_xor_sync(0xFFFFFFFFU, broken, 8), broken |= __shfl_xor_sync(0xFFFFFFFFU, broken, 16);
       if (lane() < 8) asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(broken) : "memory");
     }
@@ -267,8 +305,9 @@ class Producer {
   std::uint32_t raw_;                            // the first raw stage
   std::uint32_t key_codes_, value_codes_, to_;   // the thread's places in one and in a tile
   KeyScalePlace scales_;                         // of K; also of V if both have scales of blocks
+  std::uint32_t value_scales_ = 0;               // of V otherwise
   std::uint32_t key_bias_ = 0, value_bias_ = 0;  // e8m0
-  std::int32_t value_exponent_ = 127;            // scales of tokens
+  std::int32_t value_exponent_ = 127;            // scales of tokens and of groups
   std::uint32_t done_ = 0;                       // tiles of pieces before
 };
 

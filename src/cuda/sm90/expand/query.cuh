@@ -18,7 +18,7 @@ template <class Config>
 __device__ __forceinline__ void store_row_query(const DecodeParams& p, const Work& work, RawQuery<Config>& raw,
                                                 const Exchange<Config>& exchange) {
   const std::uint32_t t = threadIdx.x % 4, to = ptx::shared_address(exchange.queries);
-  const float factor = p.scale * kLog2E * kVerifyKeyUnit<Config> * key_global(p, work.piece.head);
+  const float factor = p.scale * kLog2E * Config::kKeyUnit * key_global(p, work.piece.head);
   for_query_parts<Config>([&](int i, int row, int chunk) {
     auto& q = raw.q[i];
     const float largest = round_query<Config>(p, work, row, chunk, q);

@@ -14,7 +14,8 @@ inline constexpr int kExpandRows = 64;  // of a warpgroup: the least that its MM
 inline constexpr std::array kExpandPairs{
     OperandPair{Operand::mxfp4, Operand::mxfp4}, OperandPair{Operand::nvfp4, Operand::nvfp4},
     OperandPair{Operand::nvfp4, Operand::e4m3},  OperandPair{Operand::e4m3, Operand::e4m3},
-    OperandPair{Operand::int8, Operand::int8},
+    OperandPair{Operand::int8, Operand::int8},   OperandPair{Operand::fp4_f32, Operand::fp4_f32},
+    OperandPair{Operand::int4, Operand::int4},
 };
 
 /// Whether there is a kernel, for P in 16 bits and queries as they are or rounded to 8 bits.
