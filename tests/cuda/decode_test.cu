@@ -34,9 +34,7 @@ double lse_tolerance(const DecodeCase& c) {
       std::strcmp(s.k, "mxfp4") == 0 && s.head_dim <= 128 && few && s.mask == MaskData::none && s.softcap == 0.0F;
   const bool tails = s.data == Data::heavy_tail;
   const bool groups = std::strncmp(s.k, "mxfp4_f32", 9) == 0 || std::strncmp(s.k, "int4_g", 6) == 0;
-  if (groups && s.data != Data::k_bias && s.head_dim == 128 && s.sq * s.q_heads > 32 * s.kv_heads) {
-    return tails ? kGroupsTailsTolerance : kGroupsLseTolerance;
-  }
+  if (groups && c.launch().expand && s.data != Data::k_bias) return tails ? kGroupsTailsTolerance : kGroupsLseTolerance;
   return (!e4m3 ? kLseTolerance : tails ? kE4m3TailsTolerance : kE4m3LseTolerance) * (s.data == Data::k_bias ? 20 : 1);
 }
 
