@@ -27,7 +27,7 @@ struct ExpandConfig {
   /// What turns codes times scales of K into values, apart from the exponent or the scale of scores.
   static constexpr float kKeyUnit = kFollowsKeys || kGroupsOfKeys ? 1.0F : kKeyInfo.unit;
   // What the decode kernel's begin and end of a piece ask for. Threads and warps are those that multiply.
-  static constexpr bool kRankOne = false, kPlain = false, kGeneral = false, kPairs = false;
+  static constexpr bool kRankOne = false, kPlain = false, kGeneral = false, kPairs = false, kPartWords = false;
   static constexpr int kRowBlocks = kRowBlockCount, kRows = kExpandRows * kRowBlocks, kRowTiles = kRows / 8;
   static constexpr int kChunks = kD / 32, kGroups = 2 / kRowBlocks;
   static constexpr int kTeams = 1, kWarps = 8, kThreads = 32 * kWarps, kBlockThreads = 2 * kThreads;

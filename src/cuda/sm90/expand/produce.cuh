@@ -7,6 +7,7 @@
 
 #include "cuda/sm90/decode/merge.cuh"
 #include "cuda/sm90/expand/chunks.cuh"
+#include "cuda/sm90/expand/stored_tiles.cuh"
 
 namespace mpfa::sm90 {
 
@@ -22,7 +23,7 @@ template <class Config>
 class Producer {
  public:
   __device__ __forceinline__ Producer(const DecodeParams& p, const Control<Config>& control)
-      : p_(&p), control_(control), pages_(p) {
+      : p_(&p), control_(control), stored_(p) {
     const std::uint32_t key = warp() * kVerifyPage + lane() % 8, chunk = lane() / 8;
     to_ = chunk / 2 * Config::kHalfBytes + key * 128 + (chunk % 2 * 4 ^ key % 8) * 16;
     key_codes_ = code_offset<Config::kKeyRowBytes>(key, chunk * Chunk<Config::kKey>::kPieces);
@@ -34,7 +35,7 @@ class Producer {
       value_scales_ = Config::kValueScalesAt + key * Config::kValueScaleBytes;
       if constexpr (!kTokensOfValues) value_scales_ += GroupRow<Config::kValue>::offset(p.v, chunk);
     }
-    raw_ = control.ring + Config::kRawAt + group() * (Config::kRawStages * Config::kRawBytes);
+    raw_ = control.ring + Config::kRawAt + Stored::group() * (Config::kRawStages * Config::kRawBytes);
   }
 
   /// Expands pieces until there is none.
@@ -44,11 +45,9 @@ class Producer {
       const Work& work = exchange.work[round % 2];
       if ((round > 0 && exchange.work[round % 2 ^ 1].last != 0) || work.more == 0) return;
       const Tiles tiles(work.sequence, work.piece);
-      pages_.enter(work.piece.head);
-      bad_page_ = false;
-      ahead_ = ask(work, tiles, 0);
+      stored_.enter(work, tiles);
 #pragma unroll 1
-      for (int i = 0; i < Config::kRawStages; ++i) copy(raw_ + i * Config::kRawBytes, work, tiles, i);
+      for (int i = 0; i < Config::kRawStages; ++i) stored_.copy(raw_ + i * Config::kRawBytes, work, tiles, i);
       if constexpr (Config::kFollows) begin_exponents(work, tiles);
       ptx::sync_some<Config::kBlockThreads>(kRingFree);
       expand(work, tiles);
@@ -58,53 +57,17 @@ class Producer {
   }
 
  private:
-  static constexpr std::int32_t kLookUp = 16;
+  using Stored = StoredTiles<Config>;
   __device__ __forceinline__ static std::uint32_t lane() {
     return threadIdx.x % 32;
   }
   __device__ __forceinline__ static std::uint32_t warp() {
     return threadIdx.x / 32 % 4;
   }
-  __device__ __forceinline__ static std::uint32_t group() {
-    return threadIdx.x / 128 % 2;
-  }
-  /// Tile i of the warpgroup's is that of the piece.
   __device__ __forceinline__ static std::int32_t tile(std::int32_t i) {
-    return 2 * i + static_cast<std::int32_t>(group());
+    return Stored::tile(i);
   }
 
-  /// Of lanes l and l + 16: tile i + l.
-  __device__ __forceinline__ std::int32_t own_key(const Tiles& tiles, std::int32_t i) const {
-    return tiles.first + tile(i + static_cast<std::int32_t>(lane() % kLookUp)) * kExpandKeys;
-  }
-  __device__ __forceinline__ std::int32_t ask(const Work& work, const Tiles& tiles, std::int32_t i) const {
-    return pages_.ask(work, own_key(tiles, i));
-  }
-  /// Starts the copies of tile i of the warpgroup, if there is one.
-  __device__ __forceinline__ void copy(std::uint32_t to, const Work& work, const Tiles& tiles, std::int32_t i) {
-    if (i % kLookUp == 0) {
-      const bool bad = static_cast<std::uint32_t>(ahead_) >= static_cast<std::uint32_t>(p_->num_pages);
-      bad_page_ = bad_page_ || (bad && own_key(tiles, i) < tiles.end);
-      own_ = pages_.place(work, own_key(tiles, i), bad ? 0 : ahead_);
-      ahead_ = ask(work, tiles, i + kLookUp);
-    }
-    const GroupPlace at{__shfl_sync(0xFFFFFFFFU, own_.k, i, kLookUp), __shfl_sync(0xFFFFFFFFU, own_.v, i, kLookUp),
-                        __shfl_sync(0xFFFFFFFFU, own_.scales, i, kLookUp)};
-    if (tile(i) < tiles.count) pages_.copy(to, at);
-    ptx::commit_copies();
-  }
-
-  /// Where scales of key `key` of the sequence are, which a row sees; null if that is outside of the pool.
-  __device__ __forceinline__ const std::uint32_t* scale_words(const DecodePages& pages, const Work& work,
-                                                              std::int32_t key) const {
-    const auto page = static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(key), p_->page_div));
-    const std::int32_t id = __ldg(p_->page_table + work.piece.b * p_->page_table_stride + page);
-    if (static_cast<std::uint32_t>(id) >= static_cast<std::uint32_t>(p_->num_pages)) return nullptr;
-    const std::uint8_t* at = pages.scales + static_cast<std::int64_t>(id) * pages.scale_page +
-                             work.piece.head * pages.scale_head +
-                             static_cast<std::int64_t>(key - page * p_->page_size) * pages.scale_row;
-    return reinterpret_cast<const std::uint32_t*>(at);
-  }
   /// All warps begin relative to the largest scales of the first tile.
   __device__ __forceinline__ void begin_exponents(const Work& work, const Tiles& tiles) {
     std::uint32_t k[2] = {0, 0}, v[2] = {0, 0};
@@ -114,11 +77,11 @@ class Producer {
       const std::int32_t key = tiles.first + 32 * i + static_cast<std::int32_t>(lane());
       if (key < work.sequence.begin || key >= tiles.end) continue;
       if constexpr (Config::kFollowsKeys) {
-        if (const std::uint32_t* at = scale_words(p_->k, work, key)) k[i] = __ldg(at);
+        if (const std::uint32_t* at = stored_.scale_words(p_->k, work, key)) k[i] = __ldg(at);
       }
       if constexpr (Config::kFloatsOfValues) largest[i] = p_->v.scale_bytes == 0 ? 1.0F : 0.0F;
       if (p_->v.scale_bytes == 0) continue;
-      const std::uint32_t* at = scale_words(p_->v, work, key);
+      const std::uint32_t* at = stored_.scale_words(p_->v, work, key);
       if (at == nullptr) continue;
       if constexpr (Config::kFloatsOfValues) {
 #pragma unroll
@@ -230,7 +193,7 @@ class Producer {
       __syncwarp();
       if (lane() == 0) ptx::arrive(control_.full(stage));
 
-      copy(from, work, tiles, i + Config::kRawStages);
+      stored_.copy(from, work, tiles, i + Config::kRawStages);
       from = from == last ? raw_ : from + Config::kRawBytes;
     }
   }
@@ -255,7 +218,7 @@ class Producer {
         asm volatile("st.shared.f32 [%0], %1;" ::"r"(control_.key_scale(stage, key)), "f"(scale) : "memory");
       }
     }
-    if (__builtin_expect(bad_page_, 0)) control_.note_bad();
+    if (__builtin_expect(stored_.bad_page(), 0)) control_.note_bad();
   }
 
   /// Of a tile of which rows see different keys: zeros for keys that no row sees, and for NaN of V, of which the rows
@@ -298,10 +261,7 @@ class Producer {
 
   const DecodeParams* p_;
   Control<Config> control_;
-  GroupPages<Config> pages_;
-  GroupPlace own_{};
-  std::int32_t ahead_ = 0;
-  bool bad_page_ = false;
+  Stored stored_;
   std::uint32_t raw_;                            // the first raw stage
   std::uint32_t key_codes_, value_codes_, to_;   // the thread's places in one and in a tile
   KeyScalePlace scales_;                         // of K; also of V if both have scales of blocks
