@@ -41,8 +41,13 @@ def cache(row: dict) -> str:
 
 
 def is_decode(row: dict) -> bool:
-    """One query row of each of 4 heads a KV head; the others with peers are verify steps, or decode of more heads."""
-    return row["q"] == 1 and row["hq"] == 32
+    """One query row of each of 4 heads a KV head; the others with peers are verify steps, or decode of other heads."""
+    return row["q"] == 1 and heads_of(row) == (32, 8, 128)
+
+
+def heads_of(row: dict) -> tuple[int, int, int]:
+    """Query heads, KV heads and channels."""
+    return row["hq"], row["hkv"], row["d"]
 
 
 def join(ours: list[dict], peers: dict) -> list[dict]:
@@ -54,7 +59,7 @@ def join(ours: list[dict], peers: dict) -> list[dict]:
     by_shape = {tuple(row[key] for key in SHAPE): row["peers"] for row in peers["rows"]}
     rows = []
     for row in ours:
-        found = {} if "mask" in row else by_shape.get(tuple(row[key] for key in SHAPE), {})
+        found = {} if "mask" in row or row["page"] != 64 else by_shape.get(tuple(row[key] for key in SHAPE), {})
         medians = {name: round(t["median_us"], 1) for name, t in found.items() if "error" not in t}
         joined = {**row, "peers": medians}
         if failed := {name: t["error"] for name, t in found.items() if "error" in t}:
@@ -95,7 +100,10 @@ def table(rows: list[dict]) -> str:
 
 def shape_of(row: dict) -> str:
     shape = f"b{row['b']} kv {row['kv']}"
-    return shape if is_decode(row) else f"{shape} q {row['q']} of {row['hq'] // row['hkv']} heads"
+    if is_decode(row):
+        return shape
+    heads = "" if heads_of(row)[1:] == (8, 128) else f", {row['hkv']} KV heads of {row['d']}"
+    return f"{shape} q {row['q']} of {row['hq'] // row['hkv']} heads{heads}"
 
 
 def ratio(row: dict, key: str) -> str:
@@ -132,7 +140,7 @@ def decode_panels(rows: list[dict]) -> dict[str, list[dict]]:
 
 def verify_rows(rows: list[dict]) -> list[dict]:
     """Rows of the verify steps that peers ran, one row of a sequence included."""
-    rows = [row for row in rows if row["peers"]]
+    rows = [row for row in rows if row["peers"] and heads_of(row)[1:] == (8, 128)]
     shapes = {(row["b"], row["kv"]) for row in rows if row["q"] > 1}
     found: dict[tuple, dict] = {}
     for row in rows:

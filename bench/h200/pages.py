@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from collect import READ_TB_PER_S, cache, is_decode, verify_rows
+from collect import READ_TB_PER_S, cache, heads_of, is_decode, verify_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "h200" / "decode.json"
@@ -175,6 +175,31 @@ def peers_table(rows: list[dict]) -> str:
     return "\n\n".join([markdown(("us, heads x tokens", "ours bf16", *PEER_NAMES.values()), lines), *failed])
 
 
+def heads_table(rows: list[dict]) -> str:
+    """Ours beside the peers for other KV heads, by heads, sequences of 16k and tokens."""
+    shapes: dict[tuple[str, str], dict[str, dict]] = {}
+    for row in rows:
+        if heads_of(row)[1:] != (8, 128):
+            heads = f"{row['hq']}/{row['hkv']} of {row['d']}"
+            shapes.setdefault((heads, f"{row['b']} x {row['q']}"), {})[cache(row)] = row
+    lines = [
+        [heads, step, *compared(found), three_digits(found["bf16"]["median_us"])]
+        for (heads, step), found in shapes.items()
+    ]
+    return markdown(("heads", "sequences x tokens", *COMPARED.values(), *PEERS, "ours bf16"), lines)
+
+
+def small_pages_table(rows: list[dict]) -> str:
+    """Pages of 64 and of 16 tokens."""
+    times = {(row["page"], row["b"], row["kv"], cache(row)): row["median_us"] for row in rows if is_decode(row)}
+    shown = ((1, 4096), (8, 16384), (32, 16384))
+    lines = [
+        [name, *(f"{three_digits(times[64, b, kv, fmt])}, {three_digits(times[16, b, kv, fmt])}" for b, kv in shown)]
+        for fmt, name in FORMATS.items()
+    ]
+    return markdown(("us, pages of 64, 16", *(f"b{b} {kv // 1024}k" for b, kv in shown)), lines)
+
+
 TABLES: dict[str, Callable[[list[dict]], str]] = {
     "decode": decode_table,
     "every_decode": every_decode_table,
@@ -183,6 +208,8 @@ TABLES: dict[str, Callable[[list[dict]], str]] = {
     "rows": rows_table,
     "tokens": tokens_table,
     "peers": peers_table,
+    "heads": heads_table,
+    "small_pages": small_pages_table,
 }
 
 

@@ -1,6 +1,6 @@
 """Time the decode peers on the card: scaled_dot_product_attention of PyTorch (cuDNN, flash) and FlashInfer.
 
-    python bench/h200/peers.py --out decode_peers.json [--flashinfer FOLDER] [--grid all|decode|verify|quick]
+    python bench/h200/peers.py --out decode_peers.json [--flashinfer FOLDER] [--grid all|decode|verify|heads|quick]
 
 Every peer runs as a replayed CUDA graph with the level-2 cache flushed before each timed replay. FOLDER holds what
 pack_flashinfer.py packed; its kernels (bf16, fp8 and nvfp4 caches, pages of 64 in random order) are built at first use.
@@ -29,6 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 PAGE = 64
 FLUSH_BYTES = 256 * 2**20
+CLEARED_PER_SECOND = 1.7e10  # of memory that was freed, which disturbs what runs then; see decode_bench.cu
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class Case:
     hq: int = 32
     hkv: int = 8
     d: int = 128
+
+    def cache_bytes(self) -> int:
+        """Of bf16."""
+        return 4 * self.b * self.kv * self.hkv * self.d
 
 
 def decode_grid() -> list[Case]:
@@ -59,10 +64,17 @@ def verify_grid() -> list[Case]:
     return [case for case in cases if case != Case(32, 16384)]
 
 
+def heads_grid() -> list[Case]:
+    """An eighth of 64/8 heads, heads of 64 channels as of gpt-oss, of 256 as of Qwen3-Next."""
+    steps = ((1, 1), (1, 4), (8, 1), (32, 1), (32, 2), (32, 4), (32, 8))
+    return [Case(b, 16384, q, *heads) for heads in ((8, 1, 128), (64, 8, 64), (16, 2, 256)) for b, q in steps]
+
+
 GRIDS: dict[str, Callable[[], list[Case]]] = {
-    "all": lambda: decode_grid() + verify_grid(),
+    "all": lambda: decode_grid() + verify_grid() + heads_grid(),
     "decode": decode_grid,
     "verify": verify_grid,
+    "heads": heads_grid,
     "quick": lambda: [Case(1, 4096), Case(8, 32768), Case(8, 4096, 4)],
 }
 
@@ -186,7 +198,7 @@ def makers(case: Case, flashinfer: bool) -> dict[str, Callable[[], Callable[[], 
     if flashinfer:
         for kind in ("bf16", "fp8", "nvfp4"):
             found[f"flashinfer_{kind}"] = lambda kind=kind: flashinfer_call(case, kind)
-        if case.q > 1:
+        if case.q > 1 and case.d == 128:  # for other head dims its kernels take minutes to build
             found["flashinfer_fa3_bf16"] = lambda: flashinfer_call(case, "bf16", "fa3")
         found["flashinfer_xqa_fp8"] = lambda: xqa_call(case)
     return found
@@ -203,6 +215,8 @@ def measure(case: Case, flashinfer: bool) -> dict[str, dict]:
             times[name] = {"error": reason(error), "mask": mask}
             print(f"{name} {case}: {times[name]['error']}", file=sys.stderr)
         torch.cuda.empty_cache()
+        if case.cache_bytes() > 3e9:
+            time.sleep(case.cache_bytes() / CLEARED_PER_SECOND)
     return times
 
 
@@ -226,7 +240,7 @@ def main() -> None:
         begin = time.perf_counter()
         rows.append({**asdict(case), "page": PAGE, "peers": measure(case, args.flashinfer is not None)})
         summary = ", ".join(f"{name} {t.get('median_us', 0):.1f}" for name, t in rows[-1]["peers"].items())
-        shape = f"b{case.b} kv{case.kv} q{case.q} hq{case.hq}"
+        shape = f"b{case.b} kv{case.kv} q{case.q} hq{case.hq} d{case.d}"
         print(f"{shape}: {summary} us ({time.perf_counter() - begin:.1f} s)", flush=True)
         device = torch.cuda.get_device_properties(0)
         result = {"device": device.name, "torch": torch.__version__, "cuda": torch.version.cuda, "rows": rows}

@@ -11,9 +11,11 @@ mkdir -p "$out"
 # Kernels of FlashInfer are built at first use: at the same time, before anything is timed.
 if [ -n "$flashinfer" ]; then
   build() { PYTHONPATH=$flashinfer:$here python3 -c "import peers; peers.$1()" >/dev/null & }
-  for kind in bf16 fp8 nvfp4; do build "flashinfer_call(peers.Case(1, 4096), '$kind')"; done
+  for heads in "32, 8, 128" "64, 8, 64" "16, 2, 256"; do
+    for kind in bf16 fp8 nvfp4; do build "flashinfer_call(peers.Case(1, 4096, 1, $heads), '$kind')"; done
+  done
   build "flashinfer_call(peers.Case(1, 4096, 2), 'bf16', 'fa3')"
-  for heads in 32 64 128; do
+  for heads in "32, 8, 128" "64, 8, 128" "128, 8, 128" "64, 8, 64" "16, 2, 256"; do
     for tokens in 1 2 4 8; do build "xqa_call(peers.Case(1, 4096, $tokens, $heads))"; done
   done
   wait

@@ -18,7 +18,7 @@ FORMATS = ("mxfp4", "nvfp4", "bf16")
 
 
 def ours(fmt, us, *, q=1, hq=32, b=32, kv=16384, **more):
-    row = {"b": b, "kv": kv, "q": q, "hq": hq, "hkv": 8, "d": 128, "k_format": fmt, "v_format": fmt}
+    row = {"b": b, "kv": kv, "q": q, "hq": hq, "hkv": 8, "d": 128, "page": 64, "k_format": fmt, "v_format": fmt}
     return {**row, "median_us": us, "tb_per_s": 1.0, "share_of_read_bandwidth": 0.5, **more}
 
 
@@ -40,7 +40,8 @@ STEPS = ((1, 32), (2, 64), (4, 64))
 @pytest.fixture(scope="module")
 def rows():
     run = [ours(fmt, 100.0 * (i + 1), q=q, hq=hq) for i, fmt in enumerate(FORMATS) for q, hq in STEPS]
-    return collect.join([*run, ours("mxfp4", 100, q=4, hq=64, mask="u8"), ours("mxfp4", 90, q=8, hq=64)], PEERS)
+    others = [ours("mxfp4", 100, q=4, hq=64, mask="u8"), ours("mxfp4", 90, q=8, hq=64), ours("mxfp4", 110, page=16)]
+    return collect.join([*run, *others], PEERS)
 
 
 def found(rows, fmt, q, hq):
@@ -55,8 +56,8 @@ def test_a_verify_step_has_the_peers_of_its_own_shape(rows):
     assert found(rows, "mxfp4", 1, 32)["peers"] == {"torch_flash_bf16": 500, "flashinfer_fp8": 400}
 
 
-def test_masks_and_shapes_that_no_peer_ran_have_none(rows):
-    for row in rows[-2:]:
+def test_masks_other_pages_and_shapes_that_no_peer_ran_have_none(rows):
+    for row in rows[-3:]:
         assert row["peers"] == {}
         assert "fastest_peer" not in row
 
