@@ -117,7 +117,8 @@ template <class Config, class Shows>
 __device__ __forceinline__ void spread_group_nan(const DecodeParams& p, const Sequence& s, std::int32_t row0,
                                                  std::int32_t first, std::uint32_t nan, Shows&& shows,
                                                  GroupState<Config>& state) {
-  constexpr std::uint32_t kOfChunks = Config::kWarpChunks == 1 ? 0x1U : 0x11U;
+  constexpr bool kByChunk = Config::kWarpChunks > 1 && Config::kValueScale != ScaleKind::row;
+  constexpr std::uint32_t kOfChunks = kByChunk ? 0x11U : 0x1U;
   const std::uint32_t g = threadIdx.x % 32 / 4;
 #pragma unroll 1
   for (std::int32_t key = 0; key < kVerifyKeys; ++key) {
@@ -132,7 +133,7 @@ __device__ __forceinline__ void spread_group_nan(const DecodeParams& p, const Se
         if (first + key < seen.begin || first + key >= seen.end || !shows(column_row(n, j), key)) continue;
 #pragma unroll
         for (int h = 0; h < Config::kHalves; ++h) {
-          if (Config::kWarpChunks > 1 && (own >> 4 * (h / 2) & 1U) == 0) continue;
+          if (kByChunk && (own >> 4 * (h / 2) & 1U) == 0) continue;
           state.out[h][n * 4 + j] = state.out[h][n * 4 + 2 + j] = __int_as_float(0x7FC00000);
         }
       }
