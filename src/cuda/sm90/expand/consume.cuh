@@ -117,7 +117,7 @@ class Consumer {
       begin_turn();
       start_scores(keys_of(before + i), q, x);
       end_turn();
-      scales.load(*p_, control_, before + i);
+      scales.load(control_, before + i);
       ptx::wait_mma<0>();
       ptx::pin(x);
     } else if (turns > 0) {
@@ -130,7 +130,7 @@ class Consumer {
       const auto stage = static_cast<int>(n % Config::kStages);
       const std::uint64_t keys = keys_of(n + kGroups), values = values_of(n);
       std::uint32_t pairs[kRowScores / 4][2];
-      scales.multiply(*p_, x);
+      scales.multiply(x);
       probabilities(work, tiles, i, stage, raised, x, pairs);
       const std::uint32_t next = n + kGroups;
       const bool more = i + kGroups < count;
@@ -151,7 +151,7 @@ class Consumer {
       ptx::wait_mma<1>();
       ptx::pin(state_.out);
       release(control_.free(stage));
-      scales.load(*p_, control_, next);
+      scales.load(control_, next);
       ptx::wait_mma<0>();
       ptx::pin(x);
     }

@@ -213,7 +213,7 @@ class Producer {
       }
     } else if constexpr (kTokensOfKeys) {
       const std::uint32_t key = warp() * kVerifyPage + lane();
-      if (p_->k.scale_bytes != 0 && lane() < kVerifyPage) {
+      if (lane() < kVerifyPage) {
         const float scale = token_scale(p_->k, from + Config::kKeyScalesAt + key * 4);
         asm volatile("st.shared.f32 [%0], %1;" ::"r"(control_.key_scale(stage, key)), "f"(scale) : "memory");
       }

@@ -12,17 +12,13 @@ namespace mpfa::sm90 {
 
 inline constexpr int kRowScores = kExpandKeys / 2;  // of a thread: [n * 4 + r * 2 + j]: row g + 8 r, key 8 n + 2 t + j
 
-/// What scores of a thread's keys of a tile are multiplied by, if K has such scales.
+/// What scores of a thread's keys of a tile are multiplied by, 1 where K could have such scales and has none.
 template <class Config>
 struct ScoreScales {
   float of[Config::kScalesScores ? kRowScores / 2 : 1];  // [n * 2 + j]: key 8 n + 2 t + j
 
-  __device__ __forceinline__ static bool any(const DecodeParams& p) {
-    return Config::kScalesScores && (Config::kKey != Operand::e4m3 || p.k.scale_bytes != 0);
-  }
   /// Of tile n of the block.
-  __device__ __forceinline__ void load(const DecodeParams& p, const Control<Config>& control, std::uint32_t n) {
-    if (!any(p)) return;
+  __device__ __forceinline__ void load(const Control<Config>& control, std::uint32_t n) {
     const auto stage = static_cast<int>(n % Config::kStages);
     const std::uint32_t at = control.key_scale(stage, static_cast<int>(threadIdx.x % 4 * 2));
 #pragma unroll
@@ -32,8 +28,7 @@ struct ScoreScales {
       of[2 * i] = __uint_as_float(two[0]), of[2 * i + 1] = __uint_as_float(two[1]);
     }
   }
-  __device__ __forceinline__ void multiply(const DecodeParams& p, float (&x)[kRowScores]) const {
-    if (!any(p)) return;
+  __device__ __forceinline__ void multiply(float (&x)[kRowScores]) const {
 #pragma unroll
     for (int i = 0; i < kRowScores && Config::kScalesScores; ++i) x[i] *= of[i / 4 * 2 + i % 2];
   }
