@@ -27,7 +27,7 @@ __device__ __forceinline__ DecodeParams direct_params(DecodeParams p) {
   return p;
 }
 
-/// Tile t of a sequence is of block t % n of the n of its output that have tiles, and there of warp t / n % kWarps.
+/// Tile t of a sequence is of block t % splits of its output, and there of warp t / splits % kWarps.
 template <class Config>
 __device__ __forceinline__ Piece direct_piece(const DecodeParams& p) {
   Piece piece{};
@@ -162,7 +162,7 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
   std::int64_t lengths = 0;
   if (lane < p.batch) lengths = p.lengths[lane];
   Walk<Config> walk(p);
-  walk.enter(piece.b, 0, warp * p.used_splits + piece.index, Config::kWarps * p.used_splits);
+  walk.enter(piece.b, 0, warp * p.splits + piece.index, Config::kWarps * p.splits);
   walk.ask((p.max_kv + kTileKeys - 1) / kTileKeys - 1);
   s.sq = p.sq;
   RawQuery<Config> query = load_query<Config>(p, work);
@@ -187,22 +187,17 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
   s.length = s.end = s.all_end = s.packed_end = length(own);
   if (p.causal) s.all_end = min(s.length, s.length - s.sq + 1);
   s.tiles = (s.length + kTileKeys - 1) / kTileKeys;
-  const std::int32_t used = p.cluster_log > 0 ? p.splits : min(p.splits, useful_splits(s.tiles, p.merge_tiles));
-  piece.count = min(used, max(s.tiles, 1));
+  piece.count = min(p.splits, max(s.tiles, 1));
   const bool merges = clustered<Config>(p, piece);
   if (!there || (piece.index >= piece.count && !merges)) return true;
   walk.end_at(s.length);
-  if (used != p.used_splits) {
-    walk.enter(piece.b, s.length, warp * used + piece.index, Config::kWarps * used);
-    walk.ask(s.tiles - 1);
-  }
   if (merges) {
     const ClusterExchange<Config> cluster(exchange, p.cluster_log);
     if (threadIdx.x == 0) cluster.expect(piece.index, min(Config::kRows, p.sq * p.group) * (Config::kD / 4));
     ptx::arrive_cluster_relaxed();
   }
-  const auto rounded = static_cast<std::uint32_t>(s.tiles - piece.index + used - 1);
-  const auto tiles = static_cast<std::int32_t>(used == p.used_splits ? divide(rounded, p.used_div) : rounded / used);
+  const auto tiles =
+      static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(s.tiles - piece.index + p.splits - 1), p.split_div));
   store_query<Config>(p, work, global, query, exchange);
   walk.start_copies(tiles, memory);
 

@@ -163,6 +163,15 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   l.teams = choose_teams(shape, l, lines);
   l.groups = l.row_tiles == 2 && l.fixed_split == 0 && lines <= l.blocks &&
              multiplies_in_groups(kernel_head_dim(shape.head_dim), shape.operands.key, l.row_tiles);
+  // Half of the multiprocessors are enough for few keys, and not more clusters than can be there at once.
+  l.clusters = shape.batch == 1 && kernel_head_dim(shape.head_dim) <= 128 && shape.max_kv <= kMostClusterKeys &&
+               lines * kMostCluster * 8 <= multiprocessors * 7;
+  l.merge_tiles = l.row_tiles == 1 ? 0.7F : 1.0F;
+  // The kernels that cut outputs by constants of the plan cannot leave blocks idle when they know the lengths.
+  if (l.fixed_split == 0 && l.clusters == 0 && (!l.verify || l.groups)) {
+    const std::int64_t useful = lines * useful_splits(static_cast<std::int32_t>(tiles), l.merge_tiles);
+    l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(l.blocks, useful));
+  }
   const std::int64_t chunks =
       l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split) : l.blocks * l.teams;
   const auto slots = static_cast<std::size_t>(chunks + lines);
@@ -170,9 +179,6 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   // Direct calls count the warps of an output, and there are no direct calls of more outputs than blocks.
   const std::int64_t counted = lines <= l.blocks ? lines * decode_warps(64, 1) * kArrivalStep : lines;
   const auto channels = static_cast<std::size_t>(kernel_head_dim(shape.head_dim));
-  // Half of the multiprocessors are enough for few keys, and not more clusters than can be there at once.
-  l.clusters = shape.batch == 1 && kernel_head_dim(shape.head_dim) <= 128 && shape.max_kv <= kMostClusterKeys &&
-               lines * kMostCluster * 8 <= multiprocessors * 7;
   l.arrivals = align(sizeof(std::int32_t));
   l.states = l.arrivals + align(static_cast<std::size_t>(counted) * sizeof(std::uint64_t));
   l.outs = l.states + align(slots * block_rows * (channels / 32) * sizeof(float2));
@@ -227,11 +233,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
     params.cluster_log = 1;
   }
   params.split_div = make_divisor(static_cast<std::uint32_t>(params.splits));
-  params.merge_tiles = launch.row_tiles == 1 ? 0.7F : 1.0F;
-  const std::int32_t tiles = std::max((params.max_kv + kTileKeys - 1) / kTileKeys, 1);
-  params.used_splits =
-      params.cluster_log > 0 ? params.splits : std::min(params.splits, useful_splits(tiles, params.merge_tiles));
-  params.used_div = make_divisor(static_cast<std::uint32_t>(params.used_splits));
+  params.merge_tiles = launch.merge_tiles;
   params.taken = reinterpret_cast<std::int32_t*>(memory);
   params.arrivals = reinterpret_cast<std::uint64_t*>(memory + launch.arrivals);
   params.partial_state = reinterpret_cast<float2*>(memory + launch.states);

@@ -79,8 +79,6 @@ struct DecodeParams {
 
   std::int32_t splits;       // blocks of every output if all are equally long; 0: more outputs than blocks
   std::int32_t direct;       // 1: outputs may be cut by constants alone, see direct.cuh
-  std::int32_t used_splits;  // of a direct call whose sequences have max_kv keys: those that have tiles
-  Divisor used_div;          // of used_splits
   float merge_tiles;         // what a further piece of an output costs at its end, in the time of a tile of a block
   std::int32_t cluster_log;  // of a direct call: 2^cluster_log blocks of an output are a cluster
   std::int32_t pairs;        // 1: two splits of an output are a cluster
