@@ -79,17 +79,20 @@ class Producer {
       if constexpr (Config::kFollowsKeys) {
         if (const std::uint32_t* at = stored_.scale_words(p_->k, work, key)) k[i] = __ldg(at);
       }
-      if constexpr (Config::kFloatsOfValues) largest[i] = p_->v.scale_bytes == 0 ? 1.0F : 0.0F;
-      if (p_->v.scale_bytes == 0) continue;
-      const std::uint32_t* at = stored_.scale_words(p_->v, work, key);
-      if (at == nullptr) continue;
       if constexpr (Config::kFloatsOfValues) {
+        if (p_->v.scale_bytes == 0) {
+          largest[i] = 1.0F;
+          continue;
+        }
+        const std::uint32_t* at = stored_.scale_words(p_->v, work, key);
 #pragma unroll
         for (int w = 0; w < Config::kValueScaleBytes / 4; ++w) {
-          if (4 * w < p_->v.scale_bytes) largest[i] = fmaxf(largest[i], Values::largest_of(p_->v, __ldg(at + w)));
+          if (at != nullptr && 4 * w < p_->v.scale_bytes) {
+            largest[i] = fmaxf(largest[i], Values::largest_of(p_->v, __ldg(at + w)));
+          }
         }
-      } else {
-        v[i] = __ldg(at);
+      } else if constexpr (Config::kFollowsValues) {
+        if (const std::uint32_t* at = stored_.scale_words(p_->v, work, key)) v[i] = __ldg(at);
       }
     }
     if constexpr (Config::kFollowsKeys) key_bias_ = followed_bias(min(largest_code(k[0], k[1]), kLargestFollowed));
