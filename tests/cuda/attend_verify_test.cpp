@@ -120,6 +120,18 @@ TEST_P(VerifyRows, OfSeveralPassesAgreeWithTheReference) {
   }
 }
 
+/// Exponents of V's scales begin where those of the first tile are. 64 and 128 rows.
+TEST(ManyRows, SmallValuesKeepTheirDigits) {
+  const Tensor k = gaussian({1, 300, 2, 128}, 82);
+  Tensor v = gaussian(k.shape, 83);
+  for (float& x : v.data) x *= 0x1p-30F;
+  for (const std::int64_t heads : {8, 16}) {
+    Case c(gaussian({1, 16, heads, 128}, 84), k, v, {"kv=mxfp4,p=bf16", 64, {300}});
+    c.problem.batch_invariant = true;
+    expect_matches(c);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, VerifyRows,
                          testing::Values("kv=mxfp4,p=bf16", "kv=nvfp4,p=bf16", "kv=mxfp4_f32,p=bf16", "kv=int4,p=bf16",
                                          "kv=int4_g64,p=bf16", "kv=fp8_e4m3,p=bf16", "kv=fp8_e4m3_static,p=bf16",
