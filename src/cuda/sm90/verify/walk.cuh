@@ -5,6 +5,7 @@
 #include "cuda/sm90/verify/broken_codes.cuh"
 #include "cuda/sm90/verify/byte_softmax.cuh"
 #include "cuda/sm90/verify/finish.cuh"
+#include "cuda/sm90/verify/logits.cuh"
 #include "cuda/sm90/verify/mask.cuh"
 
 namespace mpfa::sm90 {
