@@ -34,6 +34,7 @@ endif()
 
 function(mpfa_cuda_kernels target)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/sm90/*.cu)
+  list(APPEND sources ${PROJECT_SOURCE_DIR}/src/cuda/sm90/decode/plan.cpp)
   set(objects)
   foreach(source ${sources})
     file(RELATIVE_PATH name ${PROJECT_SOURCE_DIR}/src ${source})

@@ -7,11 +7,11 @@
 // each (`abreast`): they read it at the same time, the first from memory and the others from the second-level cache.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "cuda/sm90/decode/config.h"
 #include "cuda/sm90/decode/params.h"
+#include "cuda/sm90/decode/pieces.h"
 
 namespace mpfa::sm90 {
 
@@ -75,18 +75,6 @@ __device__ __forceinline__ Sequence read_sequence(const DecodeParams& p, std::in
 /// pieces cost 1/16 of the work or 64 tiles.
 __device__ __forceinline__ bool nearly_equal(std::int32_t split, std::int32_t share) {
   return split <= share + min(share / 16, 64) + 1;
-}
-
-// n pieces of an output take tiles / n + n * merge_tiles, which is least for n = sqrt(tiles / merge_tiles).
-
-/// Pieces that an output of so many tiles should not exceed.
-__host__ __device__ inline std::int32_t useful_splits(std::int32_t tiles, float merge_tiles) {
-  const auto n = static_cast<std::int32_t>(sqrtf(static_cast<float>(tiles) / merge_tiles));
-  return n > 1 ? n : 1;
-}
-/// Tiles that a piece of it should have.
-__device__ __forceinline__ std::int32_t useful_tiles(std::int32_t tiles, float merge_tiles) {
-  return static_cast<std::int32_t>(sqrtf(static_cast<float>(tiles) * merge_tiles));
 }
 
 struct Piece {

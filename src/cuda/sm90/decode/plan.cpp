@@ -1,0 +1,100 @@
+#include "cuda/sm90/decode/plan.h"
+
+#include <algorithm>
+
+#include "cuda/sm90/decode/pieces.h"
+#include "cuda/sm90/expand/shapes.h"
+#include "cuda/sm90/verify/shapes.h"
+
+namespace mpfa::sm90 {
+namespace {
+
+/// Which kernel the rows of a KV head go to, and how many of them a block takes.
+void choose_kernel(const DecodeShape& shape, std::int64_t rows, std::int32_t multiprocessors, DecodeLaunch& l) {
+  const bool exists = shape.masked    ? has_masked_verify_kernel(shape.head_dim, shape.operands)
+                      : shape.rounded ? has_rounded_verify_kernel(shape.head_dim, shape.operands)
+                                      : has_verify_kernel(shape.head_dim, shape.operands);
+  const std::int64_t outputs = static_cast<std::int64_t>(shape.batch) * shape.kv_heads;
+  const bool fixed = shape.fixed_split_keys > 0;  // then rows must not depend on the batch
+  l.verify =
+      shape.verify && exists && (fixed ? rows > 8 : is_verify_faster(shape.head_dim, rows, outputs, multiprocessors));
+  if (!l.verify) {
+    l.row_tiles = choose_row_tiles(shape.head_dim, shape.operands, rows);
+    return;
+  }
+  const std::int32_t most = verify_row_tiles(shape.head_dim, rows, shape.operands);
+  l.row_tiles =
+      fixed ? most : verify_row_tiles(shape.head_dim, rows, shape.operands, outputs, shape.max_kv, multiprocessors);
+  if (shape.masked) l.row_tiles = std::min(l.row_tiles, most_masked_row_tiles(shape.operands));
+  if (shape.masked || shape.rounded || l.row_tiles < most) return;
+  const std::int32_t tiles = expand_row_tiles(rows, outputs, shape.max_kv, multiprocessors, fixed);
+  l.expand = has_expand_kernel(shape.head_dim, shape.operands) && is_expand_faster(rows, shape.operands, tiles);
+  if (l.expand) l.row_tiles = tiles;
+}
+
+/// Teams of a block for `outputs`. A fixed split has one, since its sums must not depend on the number of outputs.
+std::int32_t choose_teams(const DecodeShape& shape, const DecodeLaunch& l, std::int64_t outputs) {
+  if (l.expand) return 1;
+  if (l.verify && l.fixed_split == 0) {
+    return verify_teams(shape.head_dim, l.row_tiles, shape.operands.value, outputs, l.blocks);
+  }
+  if (l.row_tiles > 1 || l.fixed_split > 0 || outputs <= l.blocks) return 1;
+  for (const std::int32_t teams : {2, 4}) {  // a whole output for each
+    if (outputs <= teams * l.blocks && outputs * 17 >= teams * l.blocks * 16) return teams;
+  }
+  // With parts of outputs, or several, teams gain the less the fewer warps a block has: 16, 8 to 12, 4.
+  const std::int32_t row_bits =
+      shape.head_dim * (operand_info(shape.operands.key).bits + operand_info(shape.operands.value).bits);
+  if (row_bits <= 1024) return 8 * outputs <= 9 * l.blocks ? 1 : outputs <= 2 * l.blocks ? 2 : 4;
+  return row_bits <= 2048 && outputs > 2 * l.blocks ? 2 : 1;
+}
+
+constexpr std::size_t align(std::size_t n) {
+  return (n + 255) / 256 * 256;
+}
+
+}  // namespace
+
+DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors) {
+  DecodeLaunch l;
+  const std::int64_t rows = static_cast<std::int64_t>(shape.group) * shape.max_q;
+  choose_kernel(shape, rows, multiprocessors, l);
+  const std::int64_t block_rows = 8 * l.row_tiles;
+  l.row_blocks = static_cast<std::int32_t>((rows + block_rows - 1) / block_rows);
+  const std::int64_t lines = static_cast<std::int64_t>(shape.batch) * shape.kv_heads * l.row_blocks;
+  const std::int64_t tiles = std::max<std::int64_t>((shape.max_kv + kTileKeys - 1) / kTileKeys + 1, 1);
+  // A row's keys lie in at most ceil(tiles / chunk) + 1 chunks.
+  l.least_chunk = static_cast<std::int32_t>(std::max<std::int64_t>((tiles + kMaxSplits - 2) / (kMaxSplits - 1), 1));
+  // The end of a piece of many outputs takes as long as 16 tiles.
+  const bool many = l.verify && l.row_tiles * kernel_head_dim(shape.head_dim) >= 4 * 128;
+  if (many && shape.fixed_split_keys == 0) l.least_chunk = std::max(l.least_chunk, 16);
+  l.fixed_split = std::max(shape.fixed_split_keys / kTileKeys, shape.fixed_split_keys > 0 ? l.least_chunk : 0);
+
+  l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
+  l.teams = choose_teams(shape, l, lines);
+  l.groups = l.row_tiles == 2 && l.fixed_split == 0 && lines <= l.blocks &&
+             multiplies_in_groups(kernel_head_dim(shape.head_dim), shape.operands.key, l.row_tiles);
+  // Half of the multiprocessors are enough for few keys, and not more clusters than can be there at once.
+  l.clusters = shape.batch == 1 && kernel_head_dim(shape.head_dim) <= 128 && shape.max_kv <= kMostClusterKeys &&
+               lines * kMostCluster * 8 <= multiprocessors * 7;
+  l.merge_tiles = l.row_tiles == 1 ? 0.7F : 1.0F;
+  // The kernels that cut outputs by constants of the plan cannot leave blocks idle when they know the lengths.
+  if (l.fixed_split == 0 && l.clusters == 0 && (!l.verify || l.groups)) {
+    const std::int64_t useful = lines * useful_splits(static_cast<std::int32_t>(tiles), l.merge_tiles);
+    l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(l.blocks, useful));
+  }
+  const std::int64_t chunks =
+      l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split) : l.blocks * l.teams;
+  const auto slots = static_cast<std::size_t>(chunks + lines);
+  l.slots = static_cast<std::int32_t>(chunks + lines);
+  // Direct calls count the warps of an output, and there are no direct calls of more outputs than blocks.
+  const std::int64_t counted = lines <= l.blocks ? lines * decode_warps(64, 1) * kArrivalStep : lines;
+  const auto channels = static_cast<std::size_t>(kernel_head_dim(shape.head_dim));
+  l.arrivals = align(sizeof(std::int32_t));
+  l.states = l.arrivals + align(static_cast<std::size_t>(counted) * sizeof(std::uint64_t));
+  l.outs = l.states + align(slots * block_rows * (channels / 32) * 2 * sizeof(float));
+  l.workspace_bytes = l.outs + align(slots * block_rows * channels * sizeof(float));
+  return l;
+}
+
+}  // namespace mpfa::sm90

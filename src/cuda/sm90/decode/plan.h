@@ -1,0 +1,48 @@
+// What a call needs by its capacity: kernel, grid, workspace. No CUDA in it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/sm90/decode/config.h"
+
+namespace mpfa::sm90 {
+
+/// What the schedule depends on.
+struct DecodeShape {
+  std::int32_t head_dim = 0;
+  OperandPair operands;
+  std::int32_t batch = 0, kv_heads = 0, group = 0, max_q = 0, max_kv = 0;
+  std::int32_t fixed_split_keys = 0;  // > 0: rows do not depend on their batch mates; a multiple of kTileKeys
+  bool verify = false;   // more than 8 rows may go to the verify kernel, if there is one: see attention.cpp
+  bool masked = false;   // with mask tensor, softcap or ALiBi
+  bool rounded = false;  // P in e4m3, or queries in nvfp4
+};
+
+struct DecodeLaunch {
+  bool verify = false;
+  bool expand = false;  // and there to the kernel for many rows
+  bool groups = false;  // but plain pages are for the decode kernel with two row tiles, which is faster
+  std::int32_t row_tiles = 0, row_blocks = 0, blocks = 0, least_chunk = 0, fixed_split = 0;
+  std::int32_t teams = 1;     // of a block; kernels that have none take one
+  float merge_tiles = 0.0F;   // see useful_splits
+  std::int32_t slots = 0;     // of partial results
+  std::int32_t clusters = 0;  // 1: a direct call has kMostCluster blocks of every output as a cluster
+  std::size_t arrivals = 0, states = 0, outs = 0;  // offsets in the workspace
+  std::size_t workspace_bytes = 0;
+};
+
+/// Head dim that the kernel for `head_dim` has room for; the plain kernel takes no other.
+constexpr std::int32_t kernel_head_dim(std::int32_t head_dim) {
+  return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+}
+
+/// Keys of tiles, or of halves of them, that lie inside pages of `page_size`; 0: of neither.
+constexpr std::int32_t plain_keys(std::int64_t page_size) {
+  return page_size % kTileKeys == 0 ? kTileKeys : page_size % (kTileKeys / 2) == 0 ? kTileKeys / 2 : 0;
+}
+
+/// Fixes grid and workspace for any lengths up to max_kv on a device with `multiprocessors`.
+[[nodiscard]] DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors);
+
+}  // namespace mpfa::sm90

@@ -1,0 +1,81 @@
+// Grid and workspace of a decode call by its capacity; needs no card.
+#include "cuda/sm90/decode/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace mpfa::sm90 {
+namespace {
+
+constexpr std::int32_t kBlocks = 132;
+
+DecodeShape shape_of(std::int32_t batch, std::int32_t kv_heads, std::int32_t max_kv, std::int32_t max_q = 1) {
+  DecodeShape s;
+  s.head_dim = 128, s.operands = {Operand::mxfp4, Operand::mxfp4};
+  s.batch = batch, s.kv_heads = kv_heads, s.group = 8, s.max_q = max_q, s.max_kv = max_kv;
+  s.verify = true;
+  return s;
+}
+
+TEST(PlanDecode, FewOutputsHaveNoMorePiecesThanTheirKeysAreWorth) {
+  EXPECT_EQ(plan_decode(shape_of(1, 1, 16384), kBlocks).blocks, 27);
+  EXPECT_EQ(plan_decode(shape_of(1, 2, 16384), kBlocks).blocks, 54);
+  EXPECT_EQ(plan_decode(shape_of(1, 1, 131072), kBlocks).blocks, 76);
+  EXPECT_EQ(plan_decode(shape_of(1, 1, 16384, 2), kBlocks).blocks, 22);  // 16 rows
+}
+
+TEST(PlanDecode, OtherCallsHaveEveryMultiprocessor) {
+  for (const auto& [batch, kv_heads] : {std::pair{1, 8}, {8, 8}, {32, 8}, {64, 1}}) {
+    EXPECT_EQ(plan_decode(shape_of(batch, kv_heads, 16384), kBlocks).blocks, kBlocks) << batch << " " << kv_heads;
+  }
+  DecodeShape verify = shape_of(1, 1, 16384, 4);
+  verify.operands = {Operand::nvfp4, Operand::nvfp4};
+  EXPECT_EQ(plan_decode(verify, kBlocks).blocks, kBlocks);  // the verify kernel counts by lengths
+  EXPECT_EQ(plan_decode(shape_of(32, 8, 16384), kBlocks).teams, 2);
+}
+
+TEST(PlanDecode, ShortCallsOfOneSequenceAreClusters) {
+  EXPECT_EQ(plan_decode(shape_of(1, 8, 8192), kBlocks).clusters, 1);
+  EXPECT_EQ(plan_decode(shape_of(1, 8, 8193), kBlocks).clusters, 0);
+  EXPECT_EQ(plan_decode(shape_of(2, 8, 8192), kBlocks).clusters, 0);
+}
+
+TEST(PlanDecode, EveryBlockAndOutputHasAResultOfItsOwn) {
+  for (const std::int32_t batch : {1, 3, 40}) {
+    for (const std::int32_t max_kv : {1, 300, 5000, 200000}) {
+      for (const std::int32_t max_q : {1, 2, 5, 16}) {
+        const DecodeLaunch l = plan_decode(shape_of(batch, 2, max_kv, max_q), kBlocks);
+        EXPECT_GE(l.blocks, 1);
+        EXPECT_LE(l.blocks, kBlocks);
+        EXPECT_EQ(l.slots, l.blocks * l.teams + batch * 2 * l.row_blocks);
+        EXPECT_GE(l.row_blocks * l.row_tiles * 8, 8 * max_q);
+        const std::size_t rows = static_cast<std::size_t>(l.slots) * l.row_tiles * 8;
+        EXPECT_GE(l.workspace_bytes - l.outs, rows * 128 * sizeof(float));
+        EXPECT_GE(l.outs - l.states, rows * 4 * 2 * sizeof(float));
+      }
+    }
+  }
+}
+
+TEST(PlanDecode, FixedSplitsDoNotDependOnTheBatch) {
+  for (const std::int32_t batch : {1, 7, 40}) {
+    DecodeShape s = shape_of(batch, 2, 5000);
+    s.fixed_split_keys = 512;
+    const DecodeLaunch l = plan_decode(s, kBlocks);
+    EXPECT_EQ(l.fixed_split, 512 / kTileKeys);
+    EXPECT_EQ(l.teams, 1);
+  }
+}
+
+TEST(PlainKeys, AreOfWholeTilesOrHalvesOfThem) {
+  EXPECT_EQ(plain_keys(64), 32);
+  EXPECT_EQ(plain_keys(48), 16);
+  EXPECT_EQ(plain_keys(24), 0);
+  EXPECT_EQ(plain_keys(1), 0);
+}
+
+}  // namespace
+}  // namespace mpfa::sm90
