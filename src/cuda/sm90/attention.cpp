@@ -42,6 +42,8 @@ DecodeShape decode_shape(const AttentionProblem& p) {
   const bool queries = !rounds_to_fp4 ||
                        (r.p == PMode::e4m3 && (r.rank_one == RankOne::off || has_verify_terms(p.q_heads / p.kv_heads)));
   s.rounded = rounds_to_fp4 || r.p == PMode::e4m3;
+  s.uncentred_groups = r.centre == Centre::none && r.k.block_channels > 0 &&
+                       (r.k.scale == ScaleType::f16 || r.k.scale == ScaleType::f32);
   s.verify = !rare && queries && has_verify_pages(p.page_size) && taken(p.recipe.k) && taken(p.recipe.v) &&
              !(s.masked && p.recipe.p == PMode::e4m3);
   return s;

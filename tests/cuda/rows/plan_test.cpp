@@ -37,6 +37,18 @@ TEST(PlanDecode, OtherCallsHaveEveryMultiprocessor) {
   EXPECT_EQ(plan_decode(shape_of(32, 8, 16384), kBlocks).teams, 2);
 }
 
+TEST(PlanDecode, UncentredScalesOfGroupsAreNotRounded) {
+  DecodeShape s = shape_of(32, 8, 16384, 8);  // 64 rows
+  s.operands = {Operand::int4, Operand::int4};
+  EXPECT_TRUE(plan_decode(s, kBlocks).expand);
+  s.uncentred_groups = true;
+  const DecodeLaunch l = plan_decode(s, kBlocks);
+  EXPECT_FALSE(l.expand);
+  EXPECT_TRUE(l.verify);
+  EXPECT_EQ(l.row_tiles, 4);
+  EXPECT_EQ(l.row_blocks, 2);
+}
+
 TEST(PlanDecode, ShortCallsOfOneSequenceAreClusters) {
   EXPECT_EQ(plan_decode(shape_of(1, 8, 8192), kBlocks).clusters, 1);
   EXPECT_EQ(plan_decode(shape_of(1, 8, 8193), kBlocks).clusters, 0);

@@ -29,7 +29,11 @@ void choose_kernel(const DecodeShape& shape, std::int64_t rows, std::int32_t mul
   if (shape.masked || shape.rounded || l.row_tiles < most) return;
   const std::int32_t tiles = expand_row_tiles(rows, outputs, shape.max_kv, multiprocessors, fixed);
   l.expand = has_expand_kernel(shape.head_dim, shape.operands) && is_expand_faster(rows, shape.operands, tiles);
-  if (l.expand) l.row_tiles = tiles;
+  if (l.expand && shape.uncentred_groups) {
+    l.expand = false, l.row_tiles = 4;  // passes of the verify kernel, which scales in f32
+  } else if (l.expand) {
+    l.row_tiles = tiles;
+  }
 }
 
 /// Teams of a block for `outputs`. A fixed split has one, since its sums must not depend on the number of outputs.
