@@ -17,8 +17,7 @@ using mpfa::test::CaseShape;
 using mpfa::test::DecodeCase;
 using mpfa::test::MaskData;
 
-// Memory that was freed is cleared behind the program's back: within a second of 17 GB, other kernels take up to 1.13
-// times as long.
+// Within a second after 17 GB were freed kernels take up to 1.13 times as long, perhaps because the driver clears them.
 constexpr double kClearedPerSecond = 1.7e10, kSeen = 3e9;
 constexpr double kReadBandwidth = 4.54e12;  // measured on an H200, bytes/s
 

@@ -29,7 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 PAGE = 64
 FLUSH_BYTES = 256 * 2**20
-CLEARED_PER_SECOND = 1.7e10  # of memory that was freed, which disturbs what runs then; see decode_bench.cu
+CLEARED_PER_SECOND = 1.7e10  # of memory that was freed, behind which kernels are slower; see decode_bench.cu
 
 
 @dataclass(frozen=True)
