@@ -4,6 +4,7 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "tests/cuda/support/device_call.hpp"
 
@@ -48,14 +49,16 @@ class Graph {
 
 class Replays : public testing::TestWithParam<const char*> {};
 
-/// Captured with one key; lengths, page table and queries change between replays.
+/// Captured with one key; lengths, page table and queries change between replays. With a window and no means, too.
 TEST_P(Replays, ReadWhatIsThereThen) {
   constexpr std::int64_t kKeys = 6000;
-  for (const std::int64_t sq : {1, 4}) {
+  for (const auto& [sq, window] : {std::pair<std::int64_t, std::int64_t>{1, -1}, {4, -1}, {1, 127}, {2, 2000}}) {
     const Tensor k = gaussian({2, kKeys, 2, 128}, 1);
     Case c(gaussian({2, sq, 8, 128}, 2), k, gaussian(k.shape, 3), {GetParam(), 64, {}});
     c.problem.causal = true;
+    c.problem.window_left = window;
     DeviceCall call(c);
+    if (window >= 0) call.tensors().cache.sequences = nullptr;
     ASSERT_TRUE(call.prepare().ok());
     call.memory().set(call.lengths(), std::vector<std::int64_t>{1, 1});
     const Stream stream;

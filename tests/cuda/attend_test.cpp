@@ -9,6 +9,12 @@
 namespace mpfa::test {
 namespace {
 
+std::string name_of(const testing::TestParamInfo<const char*>& p) {
+  std::string name;
+  for (const char ch : std::string(p.param)) name += std::isalnum(ch) != 0 ? ch : '_';
+  return name;
+}
+
 class Recipes : public testing::TestWithParam<const char*> {};
 
 /// Scales of heads for formats that have no others.
@@ -63,11 +69,7 @@ INSTANTIATE_TEST_SUITE_P(, Recipes,
                                          "mpfa_static,centre=mean,q_centre=mean",
                                          "mpfa,q_centre=none,rank_one=off,p=bf16", "fp8", "fp8,p=bf16",
                                          "fp8,denominator=same_codes", "int8"),
-                         [](const auto& p) {
-                           std::string name;
-                           for (const char ch : std::string(p.param)) name += std::isalnum(ch) != 0 ? ch : '_';
-                           return name;
-                         });
+                         name_of);
 
 class WideTokens : public testing::TestWithParam<const char*> {};
 
@@ -111,11 +113,7 @@ INSTANTIATE_TEST_SUITE_P(, WideTokens,
                                          "mxfp4,sink=4,recent=33,centre=mean,v_mean=mean",
                                          "kv=fp8_e4m3,p=bf16,sink=5,recent=7", "kv=bf16,p=bf16,recent=9",
                                          "mxfp4,phase_switch=on", "nvfp4,v_mean=page"),
-                         [](const auto& p) {
-                           std::string name;
-                           for (const char ch : std::string(p.param)) name += std::isalnum(ch) != 0 ? ch : '_';
-                           return name;
-                         });
+                         name_of);
 
 /// seal() packs a part of every sequence; what comes later is packed as it leaves `recent`.
 TEST(PhaseSwitch, BeforeAndAfterTheSeal) {
@@ -166,6 +164,33 @@ INSTANTIATE_TEST_SUITE_P(, PageMeans,
                          testing::Values("mxfp4", "nvfp4", "mxfp4_f32", "int4", "int4_g32", "int8", "int8_g128",
                                          "fp8_e4m3", "bf16"),
                          [](const auto& p) { return std::string(p.param); });
+
+class ShortWindows : public testing::TestWithParam<const char*> {};
+
+/// Calls that decode/direct.cuh takes: what rows do not see may be anything, also beside what they see.
+TEST_P(ShortWindows, HideBrokenTokensBeforeThem) {
+  for (const std::int64_t sq : {1, 2}) {
+    for (const std::int64_t window : {0, 40, 127}) {
+      Tensor k = gaussian({3, 200, 2, 128}, 18), v = gaussian(k.shape, 19);
+      k.at(0, 198 - window, 0, 3) = v.at(0, 198 - window, 1, 40) = NAN;  // row 0 of two sees it
+      v.at(1, 197 - window, 0, 127) = INFINITY;
+      k.at(2, 100 - window / 2, 1, 5) = NAN;
+      for (const std::int64_t page : {16, 64}) {
+        Case c(gaussian({3, sq, 8, 128}, 20), k, v, {GetParam(), page, {200, 200, 190}, global_of(GetParam())});
+        c.problem.causal = true;
+        c.problem.window_left = window;
+        c.tensors.cache.sequences = nullptr;
+        expect_matches(c);
+        if (HasFailure()) FAIL() << sq << " queries, window " << window << ", pages of " << page;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, ShortWindows,
+                         testing::Values("mxfp4,centre=none", "nvfp4,centre=none", "kv=mxfp4_f32,p=bf16",
+                                         "kv=fp8_e4m3,p=bf16", "kv=int8,p=bf16", "bf16"),
+                         name_of);
 
 TEST(BatchInvariant, ARowHasTheSameBitsAloneAndInABatch) {
   const Tensor q = gaussian({3, 1, 8, 128}, 7), k = gaussian({3, 5000, 2, 128}, 8), v = gaussian({3, 5000, 2, 128}, 9);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tests/cuda/support/decode_case.cuh"
+#include "tests/cuda/support/window_cases.cuh"
 
 namespace {
 
@@ -13,6 +14,7 @@ using mpfa::test::CaseShape;
 using mpfa::test::Data;
 using mpfa::test::DecodeCase;
 using mpfa::test::MaskData;
+using mpfa::test::run_window_cases;
 
 constexpr int kExitSkipped = 77;
 constexpr double kOutTolerance = 1e-3;       // P has 11 bits; measured 1.5e-4 to 4e-4
@@ -157,6 +159,13 @@ void check_formats(const char* k, const char* v, int head_dim) {
       ragged(s);
       s.sq = 2, s.causal = true, s.window_left = 150, s.sinks = true;
     });
+  }
+
+  run_window_cases(run);
+  DecodeCase windows(with([](CaseShape& s) { s.batch = 4, s.lengths.assign(4, 4000), s.window_left = 127; }), 6);
+  for (const std::int64_t n : {1, 31, 32, 127, 128, 129, 160, 3999}) {
+    windows.set_lengths({n, n / 2, 4000, n});
+    expect("window, replay at other lengths", windows);
   }
 
   // One plan for every length up to its capacity, lengths read on the device.

@@ -21,6 +21,10 @@ namespace {
 
 constexpr std::int64_t kMaxInt = std::numeric_limits<std::int32_t>::max();
 
+std::int32_t window(std::int64_t keys) {
+  return static_cast<std::int32_t>(std::min(keys, kMaxInt / 2));
+}
+
 DecodeShape decode_shape(const AttentionProblem& p) {
   DecodeShape s;
   s.head_dim = static_cast<std::int32_t>(p.head_dim);
@@ -30,6 +34,7 @@ DecodeShape decode_shape(const AttentionProblem& p) {
   s.group = static_cast<std::int32_t>(p.q_heads / p.kv_heads);
   s.max_q = static_cast<std::int32_t>(p.max_q);
   s.max_kv = static_cast<std::int32_t>(p.max_kv);
+  s.window_left = window(p.window_left);
   s.fixed_split_keys = p.batch_invariant ? static_cast<std::int32_t>(kFixedSplitKeys) : 0;
   const bool rare = keeps_wide_tokens(p.recipe) || p.recipe.v_mean == VMean::page;
   const auto taken = [&](const BlockFormat& f) {
@@ -135,10 +140,6 @@ Status check_pointers(const AttentionTensors& t, Workspace workspace) {
                                         {"cache.lengths", c.lengths},
                                         {"cache.sequences", c.sequences},
                                         {"the workspace", workspace.data}});
-}
-
-std::int32_t window(std::int64_t keys) {
-  return static_cast<std::int32_t>(std::min(keys, kMaxInt / 2));
 }
 
 }  // namespace

@@ -49,10 +49,58 @@ TEST(PlanDecode, UncentredScalesOfGroupsAreNotRounded) {
   EXPECT_EQ(l.row_blocks, 2);
 }
 
-TEST(PlanDecode, ShortCallsOfOneSequenceAreClusters) {
-  EXPECT_EQ(plan_decode(shape_of(1, 8, 8192), kBlocks).clusters, 1);
-  EXPECT_EQ(plan_decode(shape_of(1, 8, 8193), kBlocks).clusters, 0);
-  EXPECT_EQ(plan_decode(shape_of(2, 8, 8192), kBlocks).clusters, 0);
+TEST(PlanDecode, ShortCallsAreOneBlockAnOutputOrClusters) {
+  const auto log = [](const DecodeShape& s) { return plan_decode(s, kBlocks).cluster_log; };
+  EXPECT_EQ(log(shape_of(1, 8, 256)), 0);
+  EXPECT_EQ(log(shape_of(1, 8, 257)), 3);
+  EXPECT_EQ(log(shape_of(1, 8, 8192)), 3);
+  EXPECT_EQ(log(shape_of(1, 8, 8193)), -1);
+  EXPECT_EQ(log(shape_of(2, 8, 4096)), 2);
+  EXPECT_EQ(log(shape_of(8, 8, 512)), 0);
+  EXPECT_EQ(log(shape_of(8, 8, 513)), 1);
+  DecodeShape wide = shape_of(1, 8, 512);
+  wide.head_dim = 256;
+  EXPECT_EQ(log(wide), 3);
+  wide.operands = {Operand::nvfp4, Operand::nvfp4};  // no room for what clusters send
+  EXPECT_EQ(log(wide), 0);
+}
+
+TEST(PlanDecode, OutputsOfFewTilesHaveATeamEach) {
+  for (const std::int32_t keys : {128, 2048}) {
+    EXPECT_EQ(plan_decode(shape_of(24, 8, keys), kBlocks).teams, 2);
+    EXPECT_EQ(plan_decode(shape_of(40, 8, keys), kBlocks).teams, 4);
+    EXPECT_TRUE(plan_decode(shape_of(24, 8, keys), kBlocks).few);
+  }
+  EXPECT_FALSE(plan_decode(shape_of(24, 8, 2049), kBlocks).few);
+}
+
+/// A window has the grid and the workspace of a call with as many keys.
+TEST(PlanDecode, WindowsCountTheirKeys) {
+  for (const std::int32_t batch : {1, 2, 8, 24, 32, 64}) {
+    for (const std::int32_t keys : {128, 1024, 4096}) {
+      for (const std::int32_t max_q : {1, 2, 4, 16}) {
+        const DecodeLaunch of_keys = plan_decode(shape_of(batch, 8, keys, max_q), kBlocks);
+        DecodeShape s = shape_of(batch, 8, 131072, max_q);
+        const std::size_t without = plan_decode(s, kBlocks).workspace_bytes;
+        s.window_left = keys - max_q;  // the first row's keys and those of the others
+        const DecodeLaunch l = plan_decode(s, kBlocks);
+        EXPECT_EQ(l.tiles, of_keys.tiles);
+        EXPECT_EQ(l.blocks, of_keys.blocks);
+        EXPECT_EQ(l.teams, of_keys.teams);
+        EXPECT_EQ(l.row_tiles, of_keys.row_tiles);
+        EXPECT_EQ(l.expand, of_keys.expand);
+        EXPECT_EQ(l.cluster_log, of_keys.cluster_log);
+        EXPECT_EQ(l.workspace_bytes, of_keys.workspace_bytes);
+        EXPECT_LE(l.workspace_bytes, without);
+      }
+    }
+  }
+}
+
+TEST(PlanDecode, AWindowOfMoreThanTheCapacityIsNone) {
+  DecodeShape s = shape_of(1, 8, 1000);
+  s.window_left = 1 << 30;
+  EXPECT_EQ(plan_decode(s, kBlocks).tiles, plan_decode(shape_of(1, 8, 1000), kBlocks).tiles);
 }
 
 TEST(PlanDecode, EveryBlockAndOutputHasAResultOfItsOwn) {

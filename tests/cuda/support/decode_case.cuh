@@ -21,9 +21,12 @@ class DecodeCase {
     for (const std::int64_t n : s.lengths) longest = std::max(longest, n);
     if (shape_.max_kv == 0) shape_.max_kv = static_cast<std::int32_t>(longest);
     const std::int64_t columns = (shape_.max_kv + s.page_size - 1) / s.page_size;
+    const std::int64_t kept = s.forgets ? s.window_left + s.sq : shape_.max_kv;
     std::vector<std::int32_t> ids, table(static_cast<std::size_t>(s.batch * columns), -7);
     for (std::int32_t b = 0; b < s.batch; ++b) {
-      for (std::int64_t i = 0; i * s.page_size < s.lengths[b]; ++i) {
+      // Of a window whole tiles are read.
+      const std::int64_t first = std::max<std::int64_t>(s.lengths[b] - kept, 0) / sm90::kTileKeys * sm90::kTileKeys;
+      for (std::int64_t i = first / s.page_size; i * s.page_size < s.lengths[b]; ++i) {
         table[b * columns + i] = static_cast<std::int32_t>(ids.size());
         ids.push_back(static_cast<std::int32_t>(ids.size()));
       }
@@ -51,7 +54,8 @@ class DecodeCase {
     lengths_ = Device<std::int64_t>(s.lengths);
     for (const bool key : {true, false}) {
       const dim3 grid((longest + 127) / 128, s.batch, s.kv_heads * (key ? pool_.k : pool_.v).blocks);
-      detail::fill_pool<<<grid, 128>>>(pool_, key, s.data, lengths_.get(), table_.get(), table_stride_, seed << 56);
+      detail::fill_pool<<<grid, 128>>>(pool_, key, s.data, lengths_.get(), kept, table_.get(), table_stride_,
+                                       seed << 56);
       require(cudaGetLastError(), "fill_pool");
     }
     std::vector<float> head_scales(s.kv_heads);
@@ -78,6 +82,7 @@ class DecodeCase {
     require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "attribute");
     launch_shape_ = {s.head_dim, {k.operand, v.operand}, s.batch,           s.kv_heads, s.q_heads / s.kv_heads,
                      s.sq,       shape_.max_kv,          s.fixed_split_keys};
+    launch_shape_.window_left = s.window_left;
     launch_shape_.verify = s.verify && sm90::has_verify_pages(s.page_size) &&
                            sm90::has_verify_format(pool_.k.format, pool_.k.scale_bytes()) &&
                            sm90::has_verify_format(pool_.v.format, pool_.v.scale_bytes());
@@ -95,7 +100,8 @@ class DecodeCase {
   /// Bytes that a perfect kernel reads.
   [[nodiscard]] double cache_bytes() const {
     double tokens = 0;
-    for (const std::int64_t n : shape_.lengths) tokens += static_cast<double>(n);
+    const std::int64_t seen = shape_.window_left < 0 ? shape_.max_kv : shape_.window_left + shape_.sq;
+    for (const std::int64_t n : shape_.lengths) tokens += static_cast<double>(std::min(n, seen));
     return tokens * shape_.kv_heads *
            (pool_.k.row_bytes + pool_.k.scale_bytes() + pool_.v.row_bytes + pool_.v.scale_bytes());
   }

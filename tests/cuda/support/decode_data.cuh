@@ -65,6 +65,7 @@ struct CaseShape {
   float softcap = 0.0F;
   MaskData mask = MaskData::none;
   bool additive = false, mask_heads = false;  // f32 instead of u8; a mask for every head
+  bool forgets = false;                       // tokens and pages before the window are gone
   bool verify = true;                         // take the verify kernel where there is one
 };
 
@@ -96,13 +97,13 @@ struct Pool {
   PoolOperand k, v;
 };
 
-/// One thread for every scale block of K or of V.
-__global__ void fill_pool(Pool pool, bool key, Data data, const std::int64_t* lengths, const std::int32_t* table,
-                          std::int64_t table_stride, std::uint64_t seed) {
+/// One thread for every scale block of K or of V. Only the last `kept` tokens are written.
+__global__ void fill_pool(Pool pool, bool key, Data data, const std::int64_t* lengths, std::int64_t kept,
+                          const std::int32_t* table, std::int64_t table_stride, std::uint64_t seed) {
   const PoolOperand& o = key ? pool.k : pool.v;
   const std::int64_t token = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
   const std::int32_t b = blockIdx.y, head = blockIdx.z / o.blocks, block = blockIdx.z % o.blocks;
-  if (token >= lengths[b]) return;
+  if (token >= lengths[b] || token < lengths[b] - kept) return;
   std::uint8_t* page = pool.bytes + table[b * table_stride + token / pool.page_size] * pool.page_bytes;
   const std::int64_t row = head * pool.page_size + token % pool.page_size;
   const std::uint64_t at =

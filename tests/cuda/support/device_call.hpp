@@ -48,8 +48,9 @@ class DeviceCall {
     const auto batch = static_cast<std::size_t>(problem_.batch);
     v.page_table = table_ = memory_.copy(v.page_table, batch * static_cast<std::size_t>(v.page_table_stride));
     v.lengths = lengths_ = memory_.copy(v.lengths, batch);
-    std::vector<SequenceView> sequences(v.sequences, v.sequences + batch);
-    for (std::size_t b = 0; b < batch; ++b) {
+    std::vector<SequenceView> sequences;
+    if (v.sequences != nullptr) sequences.assign(v.sequences, v.sequences + batch);
+    for (std::size_t b = 0; b < sequences.size(); ++b) {
       SequenceView& s = sequences[b];
       const std::int64_t wide = c.tensors.cache.lengths[b] - s.wide_begin;
       for (auto [x, tokens, d] : {std::tuple{&s.sink_k, s.sink, problem_.head_dim},
@@ -62,7 +63,7 @@ class DeviceCall {
       if (s.q_mean != nullptr) s.q_mean = memory_.copy(s.q_mean, problem_.q_heads * problem_.head_dim);
       if (s.v_mean != nullptr) s.v_mean = memory_.copy(s.v_mean, problem_.kv_heads * problem_.head_dim_v);
     }
-    v.sequences = memory_.copy(sequences);
+    if (v.sequences != nullptr) v.sequences = memory_.copy(sequences);
     if (v.k.global != nullptr) v.k.global = memory_.copy(v.k.global, problem_.kv_heads);
     if (v.v.global != nullptr) v.v.global = memory_.copy(v.v.global, problem_.kv_heads);
     AttentionTensors& t = tensors_;

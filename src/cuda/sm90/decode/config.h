@@ -9,8 +9,8 @@ namespace mpfa::sm90 {
 inline constexpr int kTileKeys = 32;
 inline constexpr int kMaxSplits = 512;   // partial results of one row
 inline constexpr int kArrivalStep = 16;  // counters of 8 bytes on a line each
-// Blocks of an output that merge through shared memory, and up to which capacity.
-inline constexpr int kMostClusterLog = 3, kMostCluster = 1 << kMostClusterLog, kMostClusterKeys = 8192;
+// Blocks of an output that merge through shared memory.
+inline constexpr int kMostClusterLog = 3, kMostCluster = 1 << kMostClusterLog;
 
 /// Shared memory of a tile's scales as the MMA loops read them, see scales.cuh.
 constexpr int key_scale_bytes(ScaleKind kind, int chunks) {
@@ -81,14 +81,22 @@ struct DecodeConfig {
   static constexpr int kShares = kGroups && kRowTiles == 2 ? 1 : 4, kPlaceLanes = 32 / kShares;
   static constexpr float kKeyUnit = kGroups ? 0x1p6F : kKeyInfo.unit;
   static constexpr int kQueryBytes = kRowTiles * kChunks * (kGroups ? 768 : 512);
-  /// What the blocks of a cluster send each other in a direct call: places and their states, see direct.cuh.
-  static constexpr int kClusterBytes = kDirect && kTeamCount == 1 && kD <= 128 ? kOutBytes + kOutBytes / 16 + 16 : 0;
-  static constexpr int kMostSharedBytes = 227 * 1024, kOtherBytes = kQueryBytes + 8 * kRows * 4 + 256 + kClusterBytes;
+  static constexpr int kMostSharedBytes = 227 * 1024, kTeams = kTeamCount;
+  static constexpr int kPieceBytes = kQueryBytes + 8 * kRows * 4 + 256;
+  /// Warps of a block whose teams have so many bytes beside the rings.
+  static constexpr int warps_beside(int bytes) {
+    return choose_warps(decode_warps(kD, kRowTiles),
+                        (kMostSharedBytes - kTeams * bytes) / (kWarpBytes + 2 * kRows * 4));
+  }
+  /// What the blocks of a cluster send each other in a direct call: places and their states, see direct.cuh. Not worth
+  /// warps.
+  static constexpr int kExchangeBytes = kOutBytes + kOutBytes / 16 + 16;
+  static constexpr bool kClusters = kDirect && kTeams == 1 && has_clusters(kD, {kKey, kValue});
+  static constexpr int kClusterBytes = kClusters ? kExchangeBytes : 0, kOtherBytes = kPieceBytes + kClusterBytes;
+  static_assert(!kClusters || warps_beside(kOtherBytes) == warps_beside(kPieceBytes));
 
   // One block a multiprocessor: of two, the hardware prefers the older one, which is done long before the other.
-  static constexpr int kTeams = kTeamCount;
-  static constexpr int kBlockWarps = choose_warps(
-      decode_warps(kD, kRowTiles), (kMostSharedBytes - kTeams * kOtherBytes) / (kWarpBytes + 2 * kRows * 4));
+  static constexpr int kBlockWarps = warps_beside(kOtherBytes);
   static constexpr int kBlockThreads = kBlockWarps * 32;
   static constexpr bool kPairs = kTeams == 1 && may_pair(kRowTiles);
   // Warps, threads and shared memory of a team.

@@ -13,11 +13,13 @@
 namespace mpfa::sm90 {
 
 /// The call with what launch_decode has made sure of as constants.
+template <bool kWindow>
 __device__ __forceinline__ DecodeParams direct_params(DecodeParams p) {
   p.cu_seqlens_q = nullptr;
   p.sequences = nullptr;
   p.softcap = 0.0F;
-  p.window_left = p.window_right = -1;
+  if (!kWindow) p.window_left = -1;
+  p.window_right = -1;
   p.wide = 0;
   for (std::int64_t* stride :
        {&p.q_batch, &p.q_row, &p.q_head, &p.out_batch, &p.out_row, &p.out_head, &p.page_table_stride, &p.k.data_head,
@@ -27,7 +29,7 @@ __device__ __forceinline__ DecodeParams direct_params(DecodeParams p) {
   return p;
 }
 
-/// Tile t of a sequence is of block t % splits of its output, and there of warp t / splits % kWarps.
+/// Tile t of those that a sequence visits is of block t % splits of its output, and there of warp t / splits % kWarps.
 template <class Config>
 __device__ __forceinline__ Piece direct_piece(const DecodeParams& p) {
   Piece piece{};
@@ -146,11 +148,18 @@ __device__ __forceinline__ void finish_directly(const DecodeParams& p, const Wor
   }
 }
 
-/// False: the lengths differ too much, and nothing was done.
+/// Whether blocks of equal numbers of tiles are done together: with a tile a warp some may have fewer.
 template <class Config>
+__device__ __forceinline__ bool are_even(std::int32_t split, std::int32_t share) {
+  return split <= Config::kWarps || nearly_equal(split, share);
+}
+
+/// False: the lengths differ too much, and nothing was done. kWindow: the first tile depends on the length, and there
+/// are few, so that lengths may differ.
+template <class Config, bool kWindow>
 __device__ __forceinline__ bool attend_directly(const DecodeParams& params, const Exchange<Config>& exchange,
                                                 std::uint32_t memory) {
-  const DecodeParams p = direct_params(params);
+  const DecodeParams p = direct_params<kWindow>(params);
   const int warp = team_warp<Config>(), lane = threadIdx.x % 32;
   Work work{};
   Piece& piece = work.piece;
@@ -160,10 +169,10 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
   piece.b = min(piece.b, p.batch - 1);
   const std::int64_t own = p.lengths[piece.b];
   std::int64_t lengths = 0;
-  if (lane < p.batch) lengths = p.lengths[lane];
+  if (!kWindow && lane < p.batch) lengths = p.lengths[lane];
   Walk<Config> walk(p);
   walk.enter(piece.b, 0, warp * p.splits + piece.index, Config::kWarps * p.splits);
-  walk.ask((p.max_kv + kTileKeys - 1) / kTileKeys - 1);
+  if (!kWindow) walk.ask((p.max_kv + kTileKeys - 1) / kTileKeys - 1);
   s.sq = p.sq;
   RawQuery<Config> query = load_query<Config>(p, work);
   const float global = key_global(p, piece.head);
@@ -172,7 +181,14 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
   const auto length = [&p](std::int64_t n) {
     return static_cast<std::int32_t>(max(min(n, std::int64_t{p.max_kv}), std::int64_t{0}));
   };
-  if (p.batch > 1) {
+  if constexpr (kWindow) {
+    s.length = length(own);
+    s.begin = max(s.length - s.sq - p.window_left, 0);
+    s.all_begin = ptx::same_in_warp(max(s.length - 1 - p.window_left, 0));
+    walk.begin_at(s.begin / kTileKeys);
+    walk.ask((s.length + kTileKeys - 1) / kTileKeys - 1);
+  }
+  if (!kWindow && p.batch > 1) {
     std::uint32_t total = 0, longest = 0;
 #pragma unroll 1
     for (std::int32_t b = lane; b < p.batch; b += 32) {
@@ -182,11 +198,11 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
     }
     total = __reduce_add_sync(0xFFFFFFFFU, total), longest = __reduce_max_sync(0xFFFFFFFFU, longest);
     const std::uint32_t split = divide(longest + p.splits - 1, p.split_div);
-    if (!nearly_equal(split, divide(total * p.kv_heads + p.block_div.d - 1, p.block_div))) return false;
+    if (!are_even<Config>(split, divide(total + p.even_div.d - 1, p.even_div))) return false;
   }
   s.length = s.end = s.all_end = s.packed_end = length(own);
   if (p.causal) s.all_end = min(s.length, s.length - s.sq + 1);
-  s.tiles = (s.length + kTileKeys - 1) / kTileKeys;
+  s.tiles = (s.length + kTileKeys - 1) / kTileKeys - s.begin / kTileKeys;
   piece.count = min(p.splits, max(s.tiles, 1));
   const bool merges = clustered<Config>(p, piece);
   if (!there || (piece.index >= piece.count && !merges)) return true;

@@ -8,12 +8,15 @@ namespace mpfa::sm90 {
 
 template <class Config>
 DecodeKernel kernel_of() {
-  return {reinterpret_cast<const void*>(&decode<Config>),
-          Config::kSharedBytes,
-          Config::kBlockThreads,
-          Config::kTeams,
-          Config::kPairs,
-          Config::kDirect};
+  DecodeKernel kernel{reinterpret_cast<const void*>(&decode<Config>),
+                      Config::kSharedBytes,
+                      Config::kBlockThreads,
+                      Config::kTeams,
+                      Config::kPairs,
+                      Config::kDirect,
+                      Config::kClusters};
+  if constexpr (Config::kDirect) kernel.window = reinterpret_cast<const void*>(&decode_window<Config>);
+  return kernel;
 }
 
 /// With teams, of which each has two warps or more.

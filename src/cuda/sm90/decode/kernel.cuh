@@ -23,14 +23,19 @@ __device__ __forceinline__ void prefetch_pages(const DecodeParams& p) {
   ptx::prefetch(p.page_table + blockIdx.x * p.page_table_stride + entry);
 }
 
+/// The warp's ring of a team's shared memory.
+template <class Config>
+__device__ __forceinline__ std::uint32_t ring_of_warp(const Exchange<Config>& exchange) {
+  return ptx::same_in_warp(ptx::shared_address(exchange.ring) + team_warp<Config>() * Config::kWarpBytes);
+}
+
 template <class Config>
 __global__ void __launch_bounds__(Config::kBlockThreads, 1) decode(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const Exchange<Config> exchange(shared + team_of_block<Config>() * Config::kTeamBytes);
-  const std::uint32_t memory =
-      ptx::same_in_warp(ptx::shared_address(exchange.ring) + team_warp<Config>() * Config::kWarpBytes);
+  const std::uint32_t memory = ring_of_warp(exchange);
   if constexpr (Config::kDirect) {
-    if (p.direct != 0 && attend_directly(p, exchange, memory)) return;
+    if (p.direct != 0 && attend_directly<Config, false>(p, exchange, memory)) return;
   }
   State<Config> state;
   Walk<Config> walk(p);
@@ -65,6 +70,15 @@ __global__ void __launch_bounds__(Config::kBlockThreads, 1) decode(const __grid_
     sync_team<Config>();
     walk.run(exchange, work, memory, state);
   }
+}
+
+/// Windows of few tiles, always the short way. In the kernel above it would cost calls without windows up to a
+/// fortieth.
+template <class Config>
+__global__ void __launch_bounds__(Config::kBlockThreads, 1) decode_window(const __grid_constant__ DecodeParams p) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const Exchange<Config> exchange(shared + team_of_block<Config>() * Config::kTeamBytes);
+  attend_directly<Config, true>(p, exchange, ring_of_warp(exchange));
 }
 
 }  // namespace mpfa::sm90

@@ -11,8 +11,10 @@ namespace mpfa::sm90 {
 struct DecodeKernel {
   const void* function = nullptr;  // takes one DecodeParams
   std::int32_t shared_bytes = 0, threads = 0, teams = 1;
-  bool pairs = false;   // has code for blocks that are clusters of two
-  bool direct = false;  // and for the short way of direct.cuh
+  bool pairs = false;            // has code for blocks that are clusters of two
+  bool direct = false;           // and for the short way of direct.cuh
+  bool clusters = false;         // where clusters merge through shared memory
+  const void* window = nullptr;  // that of windows which go the short way
 };
 
 /// One of a single team where there is none of `teams`.

@@ -60,11 +60,19 @@ bool has_aligned_quads(const DecodeMask& mask) {
 }
 
 /// Whether a kernel that has it may go the short way. A call of one sequence is cut evenly; of several the
-/// kernel has to see the lengths. Idle teams may be 1 of 16.
-bool may_be_direct(const DecodeParams& p, std::int32_t teams) {
-  const bool cut = p.fixed_split == 0 && p.splits * p.batch * p.kv_heads * 17 >= teams * 16;
-  const bool rare = p.cu_seqlens_q != nullptr || p.sequences != nullptr || p.window_left >= 0 || p.window_right >= 0;
-  return cut && !rare && has_narrow_strides(p);
+/// kernel has to see the lengths. Idle teams may be 1 of 16, or with few tiles as many as there are.
+bool may_be_direct(const DecodeParams& p, const DecodeLaunch& l, std::int32_t teams) {
+  const bool busy = p.splits * p.batch * p.kv_heads * 17 >= l.blocks * teams * 16 || l.few;
+  const bool rare = p.cu_seqlens_q != nullptr || p.sequences != nullptr || p.window_right >= 0 ||
+                    (p.window_left >= 0 && p.batch > 1 && !l.few);
+  return p.fixed_split == 0 && p.splits > 0 && busy && !rare && has_narrow_strides(p);
+}
+
+/// Limits that hide no key become none, which have shorter ways.
+void drop_limits(DecodeParams& p) {
+  if (p.window_right == 0) p.causal = 1;
+  if (p.causal != 0 || p.sq == 1) p.window_right = -1;
+  if (p.window_left >= p.max_kv - 1) p.window_left = -1;
 }
 
 }  // namespace
@@ -100,6 +108,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
                           cudaStream_t stream) {
   if (launch.blocks <= 0) return cudaSuccess;
   auto* memory = static_cast<std::uint8_t*>(workspace);
+  drop_limits(params);
   params.row_blocks = launch.row_blocks;
   params.head_dim = shape.head_dim;
   params.fixed_split = launch.fixed_split;
@@ -124,32 +133,33 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
                                                                 : VerifyCase::plain)
                     : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
   if (verify && params.p_scale > 0.0F) params.p_scale = verify_p_scale(params.p_scale);
+  const std::int32_t outputs = params.kv_heads * launch.row_blocks;
   std::int32_t blocks = launch.blocks;
-  const std::int32_t teams = blocks * kernel.teams, outputs = params.kv_heads * launch.row_blocks;
-  params.splits = teams / (params.batch * outputs);
+  params.splits = blocks * kernel.teams / (params.batch * outputs);
+  params.direct = kernel.direct && launch.row_blocks == 1 && may_be_direct(params, launch, kernel.teams);
+  if (params.direct != 0 && launch.cluster_log >= 0) {
+    params.splits = 1 << launch.cluster_log, params.cluster_log = launch.cluster_log;
+    if (kernel.teams == 1) blocks = params.batch * outputs << launch.cluster_log;
+  }
+  const std::int32_t teams = blocks * kernel.teams;
   params.pairs = params.splits == 2 && params.fixed_split == 0 && blocks % 2 == 0 && kernel.pairs ? 1 : 0;
+  if (params.direct != 0 && params.pairs != 0 && kernel.clusters) params.cluster_log = 1;
   // Blocks of a pair are neighbours already.
   const std::int32_t abreast = params.pairs != 0 ? 1 : choose_abreast(launch.row_blocks, teams);
-  const std::int32_t lines = outputs / abreast;
   params.abreast_div = make_divisor(static_cast<std::uint32_t>(abreast));
-  params.line_div = make_divisor(static_cast<std::uint32_t>(lines));
+  params.line_div = make_divisor(static_cast<std::uint32_t>(outputs / abreast));
   params.block_div = make_divisor(static_cast<std::uint32_t>(teams / abreast));
   params.slot_step = launch.slots / abreast;
-  params.direct = kernel.direct && launch.row_blocks == 1 && may_be_direct(params, teams);
-  if (params.direct != 0 && launch.clusters != 0 && params.splits > kMostCluster) {
-    params.splits = kMostCluster, params.cluster_log = kMostClusterLog;
-    blocks = lines * kMostCluster;
-  } else if (params.direct != 0 && params.pairs != 0 && kernel_head_dim(shape.head_dim) <= 128) {
-    params.cluster_log = 1;
-  }
   params.split_div = make_divisor(static_cast<std::uint32_t>(params.splits));
+  params.even_div = make_divisor(static_cast<std::uint32_t>(params.batch * params.splits));
   params.merge_tiles = launch.merge_tiles;
   params.taken = reinterpret_cast<std::int32_t*>(memory);
   params.arrivals = reinterpret_cast<std::uint64_t*>(memory + launch.arrivals);
   params.partial_state = reinterpret_cast<float2*>(memory + launch.states);
   params.partial_out = reinterpret_cast<float*>(memory + launch.outs);
+  const void* const function = params.direct != 0 && params.window_left >= 0 ? kernel.window : kernel.function;
   if (const cudaError_t e =
-          cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
+          cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
       e != cudaSuccess) {
     return e;
   }
@@ -168,7 +178,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   config.attrs = &cluster;
   config.numAttrs = params.pairs != 0 || params.cluster_log > 0 ? 1 : 0;
   void* arguments[] = {&params};
-  return cudaLaunchKernelExC(&config, kernel.function, arguments);
+  return cudaLaunchKernelExC(&config, function, arguments);
 }
 
 }  // namespace mpfa::sm90

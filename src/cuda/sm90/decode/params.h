@@ -88,6 +88,7 @@ struct DecodeParams {
   std::uint64_t* arrivals;   // [batch * kv_heads * row_blocks], or of direct calls [.., warps, step], see last_arrival
   float* partial_out;        // [max_items, rows, d] not normalised
   float2* partial_state;     // [max_items, rows, d / 32] (maximum in the log2 domain, sum)
+  Divisor even_div;          // of batch * splits
 };
 
 }  // namespace mpfa::sm90

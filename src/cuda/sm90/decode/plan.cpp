@@ -9,6 +9,10 @@
 namespace mpfa::sm90 {
 namespace {
 
+// Tiles of an output: up to which it has one block where that leaves no more than half of them idle, and up to which
+// most of its time is its begin and end.
+constexpr std::int32_t kOneBlock = 16, kFew = 64;
+
 /// Which kernel the rows of a KV head go to, and how many of them a block takes.
 void choose_kernel(const DecodeShape& shape, std::int64_t rows, std::int32_t multiprocessors, DecodeLaunch& l) {
   const bool exists = shape.masked    ? has_masked_verify_kernel(shape.head_dim, shape.operands)
@@ -24,10 +28,10 @@ void choose_kernel(const DecodeShape& shape, std::int64_t rows, std::int32_t mul
   }
   const std::int32_t most = verify_row_tiles(shape.head_dim, rows, shape.operands);
   l.row_tiles =
-      fixed ? most : verify_row_tiles(shape.head_dim, rows, shape.operands, outputs, shape.max_kv, multiprocessors);
+      fixed ? most : verify_row_tiles(shape.head_dim, rows, shape.operands, outputs, seen_keys(shape), multiprocessors);
   if (shape.masked) l.row_tiles = std::min(l.row_tiles, most_masked_row_tiles(shape.operands));
   if (shape.masked || shape.rounded || l.row_tiles < most) return;
-  const std::int32_t tiles = expand_row_tiles(rows, outputs, shape.max_kv, multiprocessors, fixed);
+  const std::int32_t tiles = expand_row_tiles(rows, outputs, seen_keys(shape), multiprocessors, fixed);
   l.expand = has_expand_kernel(shape.head_dim, shape.operands) && is_expand_faster(rows, shape.operands, tiles);
   if (l.expand && shape.uncentred_groups) {
     l.expand = false, l.row_tiles = 4;  // passes of the verify kernel, which scales in f32
@@ -46,11 +50,26 @@ std::int32_t choose_teams(const DecodeShape& shape, const DecodeLaunch& l, std::
   for (const std::int32_t teams : {2, 4}) {  // a whole output for each
     if (outputs <= teams * l.blocks && outputs * 17 >= teams * l.blocks * 16) return teams;
   }
+  if (l.few) return outputs <= 2 * l.blocks ? 2 : 4;
   // With parts of outputs, or several, teams gain the less the fewer warps a block has: 16, 8 to 12, 4.
   const std::int32_t row_bits =
       shape.head_dim * (operand_info(shape.operands.key).bits + operand_info(shape.operands.value).bits);
   if (row_bits <= 1024) return 8 * outputs <= 9 * l.blocks ? 1 : outputs <= 2 * l.blocks ? 2 : 4;
   return row_bits <= 2048 && outputs > 2 * l.blocks ? 2 : 1;
+}
+
+/// log2 of the blocks that an output of few tiles has in a direct call: one, which has nobody to wait for, or a
+/// cluster. -1: as many as the grid has.
+std::int32_t choose_cluster(const DecodeShape& shape, std::int64_t tiles, std::int64_t lines,
+                            std::int32_t multiprocessors) {
+  const std::int32_t head_dim = kernel_head_dim(shape.head_dim);
+  if (!has_clusters(head_dim, shape.operands)) return tiles <= kOneBlock ? 0 : -1;
+  std::int32_t log = kMostClusterLog;
+  while (log > 1 && (lines << log) * 8 > multiprocessors * 7) --log;  // those that can be there at once
+  const std::int32_t row_bits =
+      head_dim * (operand_info(shape.operands.key).bits + operand_info(shape.operands.value).bits);
+  if (tiles <= (log > 1 ? std::min(8, 16384 / row_bits) : kOneBlock)) return 0;
+  return 2 * lines <= multiprocessors && tiles <= 32 << log ? log : -1;
 }
 
 constexpr std::size_t align(std::size_t n) {
@@ -66,7 +85,9 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   const std::int64_t block_rows = 8 * l.row_tiles;
   l.row_blocks = static_cast<std::int32_t>((rows + block_rows - 1) / block_rows);
   const std::int64_t lines = static_cast<std::int64_t>(shape.batch) * shape.kv_heads * l.row_blocks;
-  const std::int64_t tiles = std::max<std::int64_t>((shape.max_kv + kTileKeys - 1) / kTileKeys + 1, 1);
+  const std::int64_t tiles = (seen_keys(shape) + kTileKeys - 1) / kTileKeys + 1;  // a window begins inside a tile
+  l.tiles = static_cast<std::int32_t>(tiles);
+  l.few = tiles - 1 <= kFew;
   // A row's keys lie in at most ceil(tiles / chunk) + 1 chunks.
   l.least_chunk = static_cast<std::int32_t>(std::max<std::int64_t>((tiles + kMaxSplits - 2) / (kMaxSplits - 1), 1));
   // The end of a piece of many outputs takes as long as 16 tiles.
@@ -78,14 +99,13 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   l.teams = choose_teams(shape, l, lines);
   l.groups = l.row_tiles == 2 && l.fixed_split == 0 && lines <= l.blocks &&
              multiplies_in_groups(kernel_head_dim(shape.head_dim), shape.operands.key, l.row_tiles);
-  // Half of the multiprocessors are enough for few keys, and not more clusters than can be there at once.
-  l.clusters = shape.batch == 1 && kernel_head_dim(shape.head_dim) <= 128 && shape.max_kv <= kMostClusterKeys &&
-               lines * kMostCluster * 8 <= multiprocessors * 7;
   l.merge_tiles = l.row_tiles == 1 ? 0.7F : 1.0F;
   // The kernels that cut outputs by constants of the plan cannot leave blocks idle when they know the lengths.
-  if (l.fixed_split == 0 && l.clusters == 0 && (!l.verify || l.groups)) {
+  if (l.fixed_split == 0 && (!l.verify || l.groups)) {
+    l.cluster_log = choose_cluster(shape, tiles - 1, lines, multiprocessors);
     const std::int64_t useful = lines * useful_splits(static_cast<std::int32_t>(tiles), l.merge_tiles);
     l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(l.blocks, useful));
+    if (l.cluster_log > 0) l.blocks = std::max(l.blocks, static_cast<std::int32_t>(lines << l.cluster_log));
   }
   const std::int64_t chunks =
       l.fixed_split > 0 ? lines * ((tiles + l.fixed_split - 1) / l.fixed_split) : l.blocks * l.teams;

@@ -29,7 +29,12 @@ constexpr bool multiplies_in_groups(int head_dim, Operand key, int row_tiles) {
   return key == Operand::mxfp4 && head_dim <= 128 && row_tiles <= 2;
 }
 
-/// Whether the blocks of an output can merge through shared memory: more rows do not fit in the stages of a warp.
+/// Whether the blocks of an output that are a cluster have room to merge through shared memory in a direct call.
+constexpr bool has_clusters(int head_dim, OperandPair operands) {
+  return head_dim <= 128 || operands != OperandPair{Operand::nvfp4, Operand::nvfp4};
+}
+
+/// Whether the blocks of a pair can merge through shared memory: more rows do not fit in the stages of a warp.
 constexpr bool may_pair(std::int32_t row_tiles) {
   return row_tiles <= 2;
 }

@@ -40,6 +40,8 @@ class Walk {
     base_ = ptx::same_in_warp(base), step_ = step;
     bad_page_ = false;
   }
+  /// Says the tile that the warp's first was counted from.
+  __device__ __forceinline__ void begin_at(std::int32_t tile) { base_ = ptx::same_in_warp(base_ + tile); }
   /// Says the end of a sequence that was entered without.
   __device__ __forceinline__ void end_at(std::int32_t end) { pages_.end_at(end); }
   /// Before start_copies.
