@@ -40,9 +40,20 @@ def cache(row: dict) -> str:
     return k if k == v else f"{k}+{v}"
 
 
+def shape_key(row: dict) -> tuple[int, ...]:
+    """What a case is known by; without a window the last number is 0."""
+    return (*(row[key] for key in SHAPE), window_of(row))
+
+
+def window_of(row: dict) -> int:
+    """Keys that a query row sees, or 0 for all."""
+    return row.get("window", 0)
+
+
 def is_decode(row: dict) -> bool:
-    """One query row of each of 4 heads a KV head; the others with peers are verify steps, or decode of other heads."""
-    return row["q"] == 1 and heads_of(row) == (32, 8, 128)
+    """One query row of each of 4 heads a KV head over all keys; the others with peers are verify steps, or decode of
+    other heads or of windows."""
+    return row["q"] == 1 and heads_of(row) == (32, 8, 128) and not window_of(row)
 
 
 def heads_of(row: dict) -> tuple[int, int, int]:
@@ -56,10 +67,10 @@ def join(ours: list[dict], peers: dict) -> list[dict]:
     `peers` is {name: median_us} and `failed_peers` {name: reason}; the ratios are those of the fastest 16-bit peer and
     of the fastest, `fastest_peer`, to ours.
     """
-    by_shape = {tuple(row[key] for key in SHAPE): row["peers"] for row in peers["rows"]}
+    by_shape = {shape_key(row): row["peers"] for row in peers["rows"]}
     rows = []
     for row in ours:
-        found = {} if "mask" in row or row["page"] != 64 else by_shape.get(tuple(row[key] for key in SHAPE), {})
+        found = {} if "mask" in row or row["page"] != 64 else by_shape.get(shape_key(row), {})
         medians = {name: round(t["median_us"], 1) for name, t in found.items() if "error" not in t}
         joined = {**row, "peers": medians}
         if failed := {name: t["error"] for name, t in found.items() if "error" in t}:
@@ -103,7 +114,8 @@ def shape_of(row: dict) -> str:
     if is_decode(row):
         return shape
     heads = "" if heads_of(row)[1:] == (8, 128) else f", {row['hkv']} KV heads of {row['d']}"
-    return f"{shape} q {row['q']} of {row['hq'] // row['hkv']} heads{heads}"
+    window = f", window of {window_of(row)}" if window_of(row) else ""
+    return f"{shape} q {row['q']} of {row['hq'] // row['hkv']} heads{heads}{window}"
 
 
 def ratio(row: dict, key: str) -> str:
@@ -140,7 +152,7 @@ def decode_panels(rows: list[dict]) -> dict[str, list[dict]]:
 
 def verify_rows(rows: list[dict]) -> list[dict]:
     """Rows of the verify steps that peers ran, one row of a sequence included."""
-    rows = [row for row in rows if row["peers"] and heads_of(row)[1:] == (8, 128)]
+    rows = [row for row in rows if row["peers"] and heads_of(row)[1:] == (8, 128) and not window_of(row)]
     shapes = {(row["b"], row["kv"]) for row in rows if row["q"] > 1}
     found: dict[tuple, dict] = {}
     for row in rows:

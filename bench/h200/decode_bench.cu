@@ -22,7 +22,7 @@ constexpr double kClearedPerSecond = 1.7e10, kSeen = 3e9;
 constexpr double kReadBandwidth = 4.54e12;  // measured on an H200, bytes/s
 
 struct Layout {
-  int q_heads, kv_heads = 8, head_dim = 128, page = 64;
+  int q_heads, kv_heads = 8, head_dim = 128, page = 64, window = 0;  // keys that a row sees, 0: all
 };
 
 /// mask: null for causal rows, or the dtype of a tree mask. Gives the bytes of the cache.
@@ -33,6 +33,7 @@ double row(const char* format, int batch, int kv, Layout layout, int sq, const c
   s.k = k.c_str(), s.v = v.c_str();
   s.batch = batch, s.lengths.assign(batch, kv), s.sq = sq, s.causal = sq > 1 && mask == nullptr;
   s.q_heads = layout.q_heads, s.kv_heads = layout.kv_heads, s.head_dim = layout.head_dim, s.page_size = layout.page;
+  if (layout.window > 0) s.window_left = layout.window - 1, s.forgets = true;
   if (mask != nullptr) s.mask = MaskData::tree, s.additive = std::strcmp(mask, "f32") == 0;
   const DecodeCase c(s);
   const Times t = measure([&](cudaStream_t stream) { c.run(stream, 1); });
@@ -43,6 +44,7 @@ double row(const char* format, int batch, int kv, Layout layout, int sq, const c
       "\"median_us\": %.1f, \"min_us\": %.1f, \"max_us\": %.1f, \"tb_per_s\": %.2f, \"share_of_read_bandwidth\": %.3f",
       batch, kv, sq, s.q_heads, s.kv_heads, s.head_dim, s.page_size, s.k, s.v, t.median, t.min, t.max, rate / 1e12,
       rate / kReadBandwidth);
+  if (layout.window > 0) std::printf(", \"window\": %d", layout.window);
   if (mask != nullptr) std::printf(", \"mask\": \"%s\"", mask);
   std::printf("}\n");
   std::fflush(stdout);
@@ -93,6 +95,11 @@ int main(int argc, char** argv) {
     }
     for (const auto& [b, kv] : {std::pair{1, 4096}, {8, 16384}, {32, 16384}}) {
       timed_row(format, b, kv, {32, 8, 128, 16}, 1);
+    }
+    // Windows as of gpt-oss, Gemma 3 and Mistral.
+    for (const Layout layout :
+         {Layout{64, 8, 64, 64, 128}, Layout{16, 8, 256, 64, 1024}, Layout{32, 8, 128, 64, 4096}}) {
+      for (const int b : {1, 8, 32}) timed_row(format, b, 16384, layout, 1);
     }
     // 128 and 256 rows of a KV head, and trees of 16, 32 and 64 rows.
     for (const int q_heads : {64, 128}) timed_row(format, 8, 16384, {q_heads}, 16);

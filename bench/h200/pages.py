@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from collect import READ_TB_PER_S, cache, heads_of, is_decode, verify_rows
+from collect import READ_TB_PER_S, cache, heads_of, is_decode, verify_rows, window_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "h200" / "decode.json"
@@ -179,7 +179,7 @@ def heads_table(rows: list[dict]) -> str:
     """Ours beside the peers for other KV heads, by heads, sequences of 16k and tokens."""
     shapes: dict[tuple[str, str], dict[str, dict]] = {}
     for row in rows:
-        if heads_of(row)[1:] != (8, 128):
+        if heads_of(row)[1:] != (8, 128) and not window_of(row):
             heads = f"{row['hq']}/{row['hkv']} of {row['d']}"
             shapes.setdefault((heads, f"{row['b']} x {row['q']}"), {})[cache(row)] = row
     lines = [
@@ -187,6 +187,20 @@ def heads_table(rows: list[dict]) -> str:
         for (heads, step), found in shapes.items()
     ]
     return markdown(("heads", "sequences x tokens", *COMPARED.values(), *PEERS, "ours bf16"), lines)
+
+
+def windows_table(rows: list[dict]) -> str:
+    """Ours beside the peers for windows, by heads, window and sequences of 16k."""
+    shapes: dict[tuple[str, str], dict[str, dict]] = {}
+    for row in rows:
+        if window_of(row):
+            heads = f"{row['hq']}/{row['hkv']} of {row['d']}"
+            shapes.setdefault((heads, f"{window_of(row)} x {row['b']}"), {})[cache(row)] = row
+    lines = [
+        [heads, step, *compared(found), three_digits(found["bf16"]["median_us"])]
+        for (heads, step), found in shapes.items()
+    ]
+    return markdown(("heads", "window x sequences", *COMPARED.values(), *PEERS, "ours bf16"), lines)
 
 
 def small_pages_table(rows: list[dict]) -> str:
@@ -209,6 +223,7 @@ TABLES: dict[str, Callable[[list[dict]], str]] = {
     "tokens": tokens_table,
     "peers": peers_table,
     "heads": heads_table,
+    "windows": windows_table,
     "small_pages": small_pages_table,
 }
 

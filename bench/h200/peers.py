@@ -1,6 +1,6 @@
 """Time the decode peers on the card: scaled_dot_product_attention of PyTorch (cuDNN, flash) and FlashInfer.
 
-    python bench/h200/peers.py --out decode_peers.json [--flashinfer FOLDER] [--grid all|decode|verify|heads|quick]
+    python bench/h200/peers.py --out decode_peers.json [--flashinfer FOLDER] [--grid NAME]
 
 Every peer runs as a replayed CUDA graph with the level-2 cache flushed before each timed replay. FOLDER holds what
 pack_flashinfer.py packed; its kernels (bf16, fp8 and nvfp4 caches, pages of 64 in random order) are built at first use.
@@ -34,7 +34,10 @@ CLEARED_PER_SECOND = 1.7e10  # of memory that was freed, behind which kernels ar
 
 @dataclass(frozen=True)
 class Case:
-    """One step of decode or verify: q query rows for each of b sequences over kv keys, those of the rows included."""
+    """One step of decode or verify: q query rows for each of b sequences over kv keys, those of the rows included.
+
+    A row sees the last `window` keys up to its own, or all if that is 0.
+    """
 
     b: int
     kv: int
@@ -42,6 +45,7 @@ class Case:
     hq: int = 32
     hkv: int = 8
     d: int = 128
+    window: int = 0
 
     def cache_bytes(self) -> int:
         """Of bf16."""
@@ -70,11 +74,18 @@ def heads_grid() -> list[Case]:
     return [Case(b, 16384, q, *heads) for heads in ((8, 1, 128), (64, 8, 64), (16, 2, 256)) for b, q in steps]
 
 
+def windows_grid() -> list[Case]:
+    """Windows as of gpt-oss, Gemma 3 and Mistral."""
+    layers = ((64, 8, 64, 128), (16, 8, 256, 1024), (32, 8, 128, 4096))
+    return [Case(b, 16384, 1, *layer) for layer in layers for b in (1, 8, 32)]
+
+
 GRIDS: dict[str, Callable[[], list[Case]]] = {
-    "all": lambda: decode_grid() + verify_grid() + heads_grid(),
+    "all": lambda: decode_grid() + verify_grid() + heads_grid() + windows_grid(),
     "decode": decode_grid,
     "verify": verify_grid,
     "heads": heads_grid,
+    "windows": windows_grid,
     "quick": lambda: [Case(1, 4096), Case(8, 32768), Case(8, 4096, 4)],
 }
 
@@ -145,7 +156,7 @@ def flashinfer_call(case: Case, kind: str, backend: str = "fa2") -> Callable[[],
             paged_kv_indices_buffer=indices,
             paged_kv_last_page_len_buffer=last,
         )
-        wrapper.plan(indptr, indices, last, *heads, **dtypes)
+        wrapper.plan(indptr, indices, last, *heads, window_left=case.window - 1, **dtypes)
     else:
         rows = starts * case.q
         wrapper = BatchPrefillWithPagedKVCacheWrapper(
@@ -186,15 +197,16 @@ def xqa_call(case: Case) -> Callable[[], object]:
     mask = bits.expand(case.b, -1, -1).contiguous().view(torch.uint16) if case.q > 1 else None
     out = torch.empty_like(q)
     options = {"bmm1_scale": case.d**-0.5, "q_len_per_req": case.q, "mask": mask, "out": out}
+    options["window_left"] = case.window - 1
     return lambda: xqa_batch_decode_with_kv_cache(q, cache, workspace, tables, lengths, case.kv, **options)
 
 
 def makers(case: Case, flashinfer: bool) -> dict[str, Callable[[], Callable[[], object]]]:
     """{name: function that makes the call}."""
-    found: dict[str, Callable[[], Callable[[], object]]] = {
-        "torch_cudnn_bf16": lambda: torch_call(case, SDPBackend.CUDNN_ATTENTION),
-        "torch_flash_bf16": lambda: torch_call(case, SDPBackend.FLASH_ATTENTION),
-    }
+    found: dict[str, Callable[[], Callable[[], object]]] = {}
+    if not case.window:  # PyTorch has windows as mask tensors only
+        found["torch_cudnn_bf16"] = lambda: torch_call(case, SDPBackend.CUDNN_ATTENTION)
+        found["torch_flash_bf16"] = lambda: torch_call(case, SDPBackend.FLASH_ATTENTION)
     if flashinfer:
         for kind in ("bf16", "fp8", "nvfp4"):
             found[f"flashinfer_{kind}"] = lambda kind=kind: flashinfer_call(case, kind)
@@ -240,7 +252,7 @@ def main() -> None:
         begin = time.perf_counter()
         rows.append({**asdict(case), "page": PAGE, "peers": measure(case, args.flashinfer is not None)})
         summary = ", ".join(f"{name} {t.get('median_us', 0):.1f}" for name, t in rows[-1]["peers"].items())
-        shape = f"b{case.b} kv{case.kv} q{case.q} hq{case.hq} d{case.d}"
+        shape = f"b{case.b} kv{case.kv} q{case.q} hq{case.hq} d{case.d} window {case.window}"
         print(f"{shape}: {summary} us ({time.perf_counter() - begin:.1f} s)", flush=True)
         device = torch.cuda.get_device_properties(0)
         result = {"device": device.name, "torch": torch.__version__, "cuda": torch.version.cuda, "rows": rows}

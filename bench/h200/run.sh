@@ -14,6 +14,10 @@ if [ -n "$flashinfer" ]; then
   for heads in "32, 8, 128" "64, 8, 64" "16, 2, 256"; do
     for kind in bf16 fp8 nvfp4; do build "flashinfer_call(peers.Case(1, 4096, 1, $heads), '$kind')"; done
   done
+  for heads in "64, 8, 64, 128" "16, 8, 256, 1024" "32, 8, 128, 4096"; do
+    for kind in bf16 fp8 nvfp4; do build "flashinfer_call(peers.Case(1, 16384, 1, $heads), '$kind')"; done
+    build "xqa_call(peers.Case(1, 16384, 1, $heads))"
+  done
   build "flashinfer_call(peers.Case(1, 4096, 2), 'bf16', 'fa3')"
   for heads in "32, 8, 128" "64, 8, 128" "128, 8, 128" "64, 8, 64" "16, 2, 256"; do
     for tokens in 1 2 4 8; do build "xqa_call(peers.Case(1, 4096, $tokens, $heads))"; done

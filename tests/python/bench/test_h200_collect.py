@@ -22,6 +22,12 @@ def ours(fmt, us, *, q=1, hq=32, b=32, kv=16384, **more):
     return {**row, "median_us": us, "tb_per_s": 1.0, "share_of_read_bandwidth": 0.5, **more}
 
 
+def split(row):
+    """A row whose K and V have formats of their own."""
+    k, _, v = row["k_format"].partition("+")
+    return {**row, "k_format": k, "v_format": v or k}
+
+
 def theirs(q, hq, **peers):
     timed = {name: t if isinstance(t, dict) else {"median_us": t, "mask": "causal"} for name, t in peers.items()}
     return {"b": 32, "kv": 16384, "q": q, "hq": hq, "hkv": 8, "d": 128, "peers": timed}
@@ -60,6 +66,18 @@ def test_masks_other_pages_and_shapes_that_no_peer_ran_have_none(rows):
     for row in rows[-3:]:
         assert row["peers"] == {}
         assert "fastest_peer" not in row
+
+
+def test_windows_are_cases_of_their_own(rows):
+    run = [ours("mxfp4", 10, window=128), ours("bf16", 12, window=128), ours("mxfp4", 70)]
+    peers = {"rows": [{**theirs(1, 32, flashinfer_bf16=20), "window": 128}, theirs(1, 32, torch_flash_bf16=500)]}
+    joined = collect.join(run, peers)
+    assert [row["peers"] for row in joined] == [{"flashinfer_bf16": 20}] * 2 + [{"torch_flash_bf16": 500}]
+    assert [collect.is_decode(row) for row in joined] == [False, False, True]
+    assert "window of 128" in collect.table(joined)
+    run = [ours(fmt, 10 + i, window=128) for i, fmt in enumerate(pages.FORMATS)]
+    lines = pages.windows_table(collect.join([split(row) for row in run], peers) + rows).splitlines()
+    assert lines[2:] == ["| 32/8 of 128 | 128 x 32 | 10.0 | 11.0 | 12.0 | 14.0 | 15.0 | - | 20.0 | - | - | 17.0 |"]
 
 
 def test_a_failed_peer_keeps_its_reason_and_the_others(rows):
@@ -103,8 +121,8 @@ def test_peers_run_steps_that_the_bench_runs():
     sys.modules[spec.name] = peers  # its dataclass looks itself up
     spec.loader.exec_module(peers)
     run = collect.lines(ROOT / "bench" / "results" / "h200" / "decode.jsonl")
-    shapes = {tuple(row[key] for key in collect.SHAPE) for row in run if "mask" not in row}
-    cases = [tuple(getattr(case, key) for key in collect.SHAPE) for case in peers.GRIDS["all"]()]
+    shapes = {collect.shape_key(row) for row in run if "mask" not in row}
+    cases = [collect.shape_key(vars(case)) for case in peers.GRIDS["all"]()]
     assert len(cases) == len(set(cases))
     assert set(cases) <= shapes
     error = RuntimeError("Ninja build failed\n/a/b/x.h:1: fatal error: no y.h\nninja: build stopped")
