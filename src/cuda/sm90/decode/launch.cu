@@ -59,13 +59,14 @@ bool has_aligned_quads(const DecodeMask& mask) {
   return mask.key == bytes && (begin | mask.batch | mask.head | mask.row) % (4 * bytes) == 0;
 }
 
-/// Whether a kernel that has it may go the short way. A call of one sequence is cut evenly; of several the
-/// kernel has to see the lengths. Idle teams may be 1 of 16, or with few tiles as many as there are.
+/// Whether a kernel that has it may go the short way. A call of one sequence is cut evenly; of several the kernel has
+/// to see the lengths, but for windows, where it does not look: these must be short, or of few outputs. Idle teams may
+/// be 1 of 16, or with few tiles as many as there are.
 bool may_be_direct(const DecodeParams& p, const DecodeLaunch& l, std::int32_t teams) {
   const bool busy = p.splits * p.batch * p.kv_heads * 17 >= l.blocks * teams * 16 || l.few;
-  const bool rare = p.cu_seqlens_q != nullptr || p.sequences != nullptr || p.window_right >= 0 ||
-                    (p.window_left >= 0 && p.batch > 1 && !l.few);
-  return p.fixed_split == 0 && p.splits > 0 && busy && !rare && has_narrow_strides(p);
+  const bool even = p.window_left < 0 || p.batch == 1 || l.few || l.cluster_log > 0;
+  const bool rare = p.cu_seqlens_q != nullptr || p.sequences != nullptr || p.window_right >= 0;
+  return p.fixed_split == 0 && p.splits > 0 && busy && even && !rare && has_narrow_strides(p);
 }
 
 /// Limits that hide no key become none, which have shorter ways.
