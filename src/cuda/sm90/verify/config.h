@@ -25,7 +25,7 @@ struct VerifyConfig {
   static constexpr int kTeams = kTeamCount, kGroups = kBlockGroups / kTeams;
   static constexpr int kWarps = 4 * kGroups, kThreads = 32 * kWarps;  // of a team
   /// Scales of a token are half of the word that the least copy has: the word with them comes, see scale_begin.
-  static constexpr bool kPartWords = kD == 64 && kKeyScale == ScaleKind::e8m0;
+  static constexpr bool kPartWords = kD == 64 && (kKeyScale == ScaleKind::e8m0 || kKey == Operand::int4);
   static constexpr int kKeyRowBytes = kD * kKeyInfo.bits / 8, kValueRowBytes = kD * kValueInfo.bits / 8;
   static constexpr int kScores = kRows / 2;  // of a thread: keys g, g + 8 of its warp's 16, columns 8 n + 2 t + j
   static constexpr int kHalves = kD / 64;    // halves of chunks, 16 channels, that a warp has of V, see ValuePart

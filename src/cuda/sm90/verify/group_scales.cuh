@@ -61,21 +61,43 @@ inline constexpr std::uint32_t kNoGroups = 253U << 23;  // no scale seen yet
 /// K's scales of the thread's keys g and g + 8 and two chunks, by way of the warp's scratch memory.
 template <class Config>
 struct SumScales {
-  static_assert(Config::kChunks == 4);
+  static constexpr int kOfLane = Config::kChunks / 2;  // scales that a lane puts there, of key lane / 2 of the warp
+  // They lie as [half of 8 chunks][key][chunk].
+  static constexpr std::uint32_t kKeyBytes = Config::kChunks < 8 ? Config::kChunks * 4 : 16,
+                                 kHalfBytes = 16 * kKeyBytes;
   float key[2][2];  // [key][chunk]
 
-  /// The lane's two chunks of one key.
+  /// Where the lane puts its own, and where it finds those of key g.
+  __device__ __forceinline__ static std::uint32_t put_place() {
+    const std::uint32_t lane = threadIdx.x % 32;
+    return kOfLane == 4 ? lane % 2 * kHalfBytes + lane / 2 * kKeyBytes : lane * kOfLane * 4;
+  }
+  __device__ __forceinline__ static std::uint32_t take_place() { return threadIdx.x % 32 / 4 * kKeyBytes; }
+
   __device__ __forceinline__ static void put(const DecodePages& pages, std::uint32_t stage, const Lane<Config>& own) {
     using Row = GroupRow<Config::kKey>;
-    const float a = Row::load(pages, stage + own.key_scales), b = Row::load(pages, stage + own.next_key_scales);
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(own.put_key_scales), "f"(a), "f"(b) : "memory");
+    float x[kOfLane];
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      const std::uint32_t at = i % 2 == 0 ? own.key_scales : own.next_key_scales;
+      x[i] = Row::load(pages, stage + at + (i < 2 ? 0U : Row::offset(pages, 2)));
+    }
+    if constexpr (kOfLane == 1) {
+      asm volatile("st.shared.f32 [%0], %1;" ::"r"(own.put_key_scales), "f"(x[0]) : "memory");
+    } else if constexpr (kOfLane == 2) {
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(own.put_key_scales), "f"(x[0]), "f"(x[1]) : "memory");
+    } else {
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(own.put_key_scales), "f"(x[0]), "f"(x[1]),
+                   "f"(x[2]), "f"(x[3])
+                   : "memory");
+    }
   }
   /// Of chunks 2 pair and 2 pair + 1, after __syncwarp.
   __device__ __forceinline__ void take(const Lane<Config>& own, int pair) {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       std::uint32_t two[2];
-      load_words(two, own.take_key_scales + k * 128 + pair * 8);
+      load_words(two, own.take_key_scales + k * 8 * kKeyBytes + pair / 2 * kHalfBytes + pair % 2 * 8);
       key[k][0] = __uint_as_float(two[0]), key[k][1] = __uint_as_float(two[1]);
     }
   }

@@ -40,7 +40,7 @@ struct ValuePart {
   }
 };
 
-/// Where the scales of a key of a tile begin in the word that is copied for them, if they are two bytes.
+/// Where the scales of a key of a tile begin in the word that is copied for them: they may be two bytes.
 template <class Config>
 __device__ __forceinline__ std::uint32_t scale_begin(const DecodePages& pages, std::int32_t head, std::uint32_t key) {
   if constexpr (!Config::kPartWords) return 0;
@@ -57,6 +57,8 @@ struct Lane : KeyScalePlace {
   std::uint32_t value_bytes;                                       // with 64 channels, see ValueSteps
   std::uint32_t put_scales, take_scales;                           // of shared memory
   std::uint32_t next_key_scales, put_key_scales, take_key_scales;  // groups of K
+  std::uint32_t
+      value_step;  // groups of V, to the scale of the lane's second key of 64 channels, of the next chunk of 256
 
   __device__ __forceinline__ void enter(const DecodeParams& p, std::int32_t head, std::uint32_t scratch) {
     const std::uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32 % 4;
@@ -64,7 +66,9 @@ struct Lane : KeyScalePlace {
                    kTwoHalves = Config::kValueScale == ScaleKind::e4m3;
     // Bytes of rows of scales that are the thread's, or the warp's: e8m0 is selected from words up to 128 channels.
     constexpr std::uint32_t kChunks = Config::kChunks, kOfThread = kKeysOfFour ? kChunks / 2 : kChunks / 8 * 2,
-                            kOfChunk = kTwoHalves ? 2 : Config::kWarpChunks - 1;
+                            kOfChunk = kTwoHalves                               ? 2
+                                       : Config::kValueScale == ScaleKind::e8m0 ? Config::kWarpChunks - 1
+                                                                                : 0;
     const std::uint32_t chunk = ValuePart<Config>().chunk;
     keys = 16 * warp * Config::kKeyRowBytes + code_offset<Config::kKeyRowBytes>(g, t * kChunks / 4) +
            (kChunks == 2 ? t % 2 * 8 : 0);
@@ -80,17 +84,26 @@ struct Lane : KeyScalePlace {
     put_scales = scratch + t * 32 + g * 4;
     take_scales = scratch + t * 32 + (kTwoHalves ? g / 4 * 128 : 0);
     if constexpr (kScalesSums<Config>) {
-      // Keys by matrix loads; a lane has two chunks' scales of key lane / 2.
+      // Keys by matrix loads.
       using Row = GroupRow<Config::kKey>;
-      const std::uint32_t key = 16 * warp + lane / 2, chunk = lane % 2 * 2;
+      using Sums = SumScales<Config>;
+      const std::uint32_t key = lane / 2, first = lane % 2 * Sums::kOfLane;
       keys = 16 * warp * Config::kKeyRowBytes + matrix_row<Config::kKeyRowBytes>();
-      key_scales = Config::kKeyScalesAt + key * Config::kKeyScaleBytes + Row::offset(p.k, chunk);
-      next_key_scales = key_scales + Row::offset(p.k, chunk + 1) - Row::offset(p.k, chunk);
-      put_key_scales = scratch + Config::kValueScratchBytes + lane * 8;
-      take_key_scales = scratch + Config::kValueScratchBytes + g * 16;
-      for (std::uint32_t* x : {&next_key_scales, &put_key_scales, &take_key_scales}) ptx::keep_in_register(*x);
+      key_scales =
+          Config::kKeyScalesAt + (16 * warp + key) * Config::kKeyScaleBytes + Row::offset(p.k, first) + begin(p.k, key);
+      next_key_scales = key_scales + Row::offset(p.k, first + 1) - Row::offset(p.k, first);
+      put_key_scales = scratch + Config::kValueScratchBytes + Sums::put_place();
+      take_key_scales = scratch + Config::kValueScratchBytes + Sums::take_place();
+      for (std::uint32_t* x : {&put_key_scales, &take_key_scales}) ptx::keep_in_register(*x);
+      if constexpr (kChunks > 2) ptx::keep_in_register(next_key_scales);
     }
-    if constexpr (Config::kValueScale == ScaleKind::group) value_scales += GroupRow<Config::kValue>::offset(p.v, warp);
+    if constexpr (Config::kValueScale == ScaleKind::group) {
+      using Row = GroupRow<Config::kValue>;
+      value_scales += Row::offset(p.v, chunk) + begin(p.v, 2 * lane);
+      value_step = kChunks == 2 ? Config::kValueScaleBytes + begin(p.v, 2 * lane + 1) - begin(p.v, 2 * lane)
+                                : Row::offset(p.v, chunk + 1) - Row::offset(p.v, chunk);
+      if constexpr (Config::kPartWords) ptx::keep_in_register(value_step);
+    }
     for (std::uint32_t* x : {&keys, &key_scales, &values, &value_scales, &put_scales, &take_scales}) {
       ptx::keep_in_register(*x);
     }

@@ -68,7 +68,7 @@ class GroupPages {
     scale_bytes_ = !kAlike && lane < 16 ? Config::kKeyScaleBytes : scaled.scale_bytes;
     if constexpr (Config::kPartWords) {
       const auto before = static_cast<std::int32_t>(reinterpret_cast<std::uintptr_t>(scales_) & 2U);
-      scales_ -= before, scale_bytes_ = 2 + before;
+      scales_ -= before, scale_bytes_ = (Config::kKeyScale == ScaleKind::e8m0 ? 2 : scaled.scale_bytes) + before;
     }
     to_ = KeyRows::place(), value_to_ = ValueRows::place();
     scale_to_ = (lane < 16 ? Config::kKeyScalesAt : Config::kValueScalesAt) +
@@ -138,8 +138,15 @@ class GroupPages {
         ptx::copy_async_if<Config::kValueScaleBytes>(scale_bytes_, stage + scale_to_, scales);
       }
     } else if constexpr (Config::kKeyScale == ScaleKind::group) {
-      ptx::copy_async_if<Config::kKeyScaleBytes>(scale_bytes_, stage + scale_to_, scales);
-      ptx::copy_async_if<Config::kKeyScaleBytes / 2>(scale_bytes_, stage + scale_to_, scales);
+      constexpr int kMost = Config::kKeyScaleBytes;
+      if constexpr (kMost == 32) {
+        ptx::copy_async_small<16>(stage + scale_to_, scales);
+        ptx::copy_async_if<16>(scale_bytes_ - 16, stage + scale_to_ + 16, scales + 16);
+      } else {
+        ptx::copy_async_if<kMost>(scale_bytes_, stage + scale_to_, scales);
+        ptx::copy_async_if<kMost / 2>(scale_bytes_, stage + scale_to_, scales);
+        if constexpr (kMost == 16 && Config::kD == 256) ptx::copy_async_if<4>(scale_bytes_, stage + scale_to_, scales);
+      }
     } else if constexpr (Config::kKeyScale == ScaleKind::row) {
       ptx::copy_async_if<4>(scale_bytes_, stage + scale_to_, scales);
     } else if constexpr (Config::kKeyScale != ScaleKind::none) {
