@@ -79,8 +79,7 @@ struct SumScales {
     float x[kOfLane];
 #pragma unroll
     for (int i = 0; i < kOfLane; ++i) {
-      const std::uint32_t at = i % 2 == 0 ? own.key_scales : own.next_key_scales;
-      x[i] = Row::load(pages, stage + at + (i < 2 ? 0U : Row::offset(pages, 2)));
+      x[i] = Row::load(pages, stage + own.key_scales + Row::offset(pages, i));
     }
     if constexpr (kOfLane == 1) {
       asm volatile("st.shared.f32 [%0], %1;" ::"r"(own.put_key_scales), "f"(x[0]) : "memory");

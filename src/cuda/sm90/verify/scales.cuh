@@ -56,7 +56,7 @@ struct Lane : KeyScalePlace {
   std::uint32_t value_select;                                      // as key_select
   std::uint32_t value_bytes;                                       // with 64 channels, see ValueSteps
   std::uint32_t put_scales, take_scales;                           // of shared memory
-  std::uint32_t next_key_scales, put_key_scales, take_key_scales;  // groups of K
+  std::uint32_t put_key_scales, take_key_scales;  // groups of K
   std::uint32_t
       value_step;  // groups of V, to the scale of the lane's second key of 64 channels, of the next chunk of 256
 
@@ -91,11 +91,9 @@ struct Lane : KeyScalePlace {
       keys = 16 * warp * Config::kKeyRowBytes + matrix_row<Config::kKeyRowBytes>();
       key_scales =
           Config::kKeyScalesAt + (16 * warp + key) * Config::kKeyScaleBytes + Row::offset(p.k, first) + begin(p.k, key);
-      next_key_scales = key_scales + Row::offset(p.k, first + 1) - Row::offset(p.k, first);
       put_key_scales = scratch + Config::kValueScratchBytes + Sums::put_place();
       take_key_scales = scratch + Config::kValueScratchBytes + Sums::take_place();
       for (std::uint32_t* x : {&put_key_scales, &take_key_scales}) ptx::keep_in_register(*x);
-      if constexpr (kChunks > 2) ptx::keep_in_register(next_key_scales);
     }
     if constexpr (Config::kValueScale == ScaleKind::group) {
       using Row = GroupRow<Config::kValue>;
