@@ -203,7 +203,10 @@ TEST_P(VerifyHeadDim, BrokenTokensReachTheRowsThatSeeThem) {
 INSTANTIATE_TEST_SUITE_P(, VerifyHeadDim,
                          testing::Combine(testing::Values<std::int64_t>(64, 256),
                                           testing::Values("kv=mxfp4,p=bf16", "kv=nvfp4,p=bf16", "kv=fp8_e4m3,p=bf16",
-                                                          "kv=bf16,p=bf16", "k=nvfp4,v=fp8_e4m3,p=bf16")),
+                                                          "kv=bf16,p=bf16", "k=nvfp4,v=fp8_e4m3,p=bf16",
+                                                          "kv=int8,p=bf16", "kv=int4,p=bf16", "kv=int4_g32,p=bf16",
+                                                          "kv=int4_g64,p=bf16", "k=int4_g128,v=int4,p=bf16",
+                                                          "kv=mxfp4_f32,p=bf16", "kv=mxfp4_f32_b64,p=bf16")),
                          [](const auto& p) {
                            std::string name = std::to_string(std::get<0>(p.param));
                            for (const char ch : std::string(std::get<1>(p.param))) {

@@ -175,6 +175,7 @@ void check_plans() {
     const char *k, *v;
     int rows, page_size;
     bool masked, verify;
+    int head_dim = 128;
   };
   for (const Plan& plan : {Plan{"mxfp4", "mxfp4", 8, 64, false, false},
                            {"mxfp4", "mxfp4", 12, 64, false, true},
@@ -192,15 +193,21 @@ void check_plans() {
                            {"int8", "int8", 32, 64, false, true},
                            {"int8", "int8", 32, 64, true, false},
                            {"int8_g64", "int8_g64", 32, 64, false, false},
+                           {"int8", "int8", 32, 64, false, true, 256},
+                           {"int4_g128", "int4_g128", 32, 64, false, true, 256},
+                           {"int4_g64", "int4_g32", 32, 64, false, true, 64},
+                           {"mxfp4_f32", "mxfp4_f32_b64", 64, 16, false, true, 64},
                            {"bf16", "bf16", 64, 64, false, true},
+                           {"bf16", "bf16", 64, 64, false, false, 256},
                            {"bf16", "bf16", 64, 64, true, true}}) {
     CaseShape s;
     s.k = plan.k, s.v = plan.v, s.sq = plan.rows / 4, s.page_size = plan.page_size, s.lengths = {64};
+    s.head_dim = plan.head_dim;
     if (plan.masked) s.mask = MaskData::tree;
     if (DecodeCase(s).launch().verify == plan.verify) continue;
     ++failures;
-    std::printf("FAILED %d rows of %s, %s in pages of %d: %s kernel\n", plan.rows, plan.k, plan.v, plan.page_size,
-                plan.verify ? "decode" : "verify");
+    std::printf("FAILED %d rows of %d channels, %s, %s in pages of %d: %s kernel\n", plan.rows, plan.head_dim, plan.k,
+                plan.v, plan.page_size, plan.verify ? "decode" : "verify");
   }
 }
 

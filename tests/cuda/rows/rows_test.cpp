@@ -39,7 +39,7 @@ TEST(VerifyKernel, TakesMasksAndRoundedPWith128Channels) {
   }
   EXPECT_FALSE(has_verify_kernel(96, kFp4));
   EXPECT_FALSE(has_verify_kernel(256, {Operand::bf16, Operand::bf16}));
-  EXPECT_FALSE(has_verify_kernel(256, {Operand::int4, Operand::int4}));
+  EXPECT_TRUE(has_verify_kernel(256, {Operand::int4, Operand::int4}));
 }
 
 TEST(VerifyKernel, Of64ChannelsTakesFewRowsOfManyOutputs) {
