@@ -35,12 +35,16 @@ struct VerifyConfig {
   /// Where few registers are left: P is added to the sums before it is known whether they fit; and nothing is kept or
   /// asked for early.
   static constexpr bool kAddsEarly = kMasked || kValueInfo.bits > 4 || kFewRegisters;
-  static constexpr bool kScarce = kMasked || kValueInfo.bits > 4 || (kKeyScale == ScaleKind::group && kRowTiles == 4);
+  static constexpr bool kScarce = kMasked || kValueInfo.bits > 4 ||
+                                  (kKeyScale == ScaleKind::group && kRowTiles == 4 && kD < 256);
   static_assert(has_verify_kernel(kD, {kKey, kValue}));
 
   // A stage: codes of K, codes of V, scales of K, scales of V, and what a mask tensor or the rank-one terms of up to 8
   // query heads have of the tile.
   static constexpr int kKeyScaleBytes = scale_room(kKey, kD), kValueScaleBytes = scale_room(kValue, kD);
+  // From key to key; more bytes are a second block, 16 of every key.
+  static constexpr int kKeyScaleStep = kKeyScaleBytes < 16 ? kKeyScaleBytes : 16;
+  static constexpr int kValueScaleStep = kValueScaleBytes < 16 ? kValueScaleBytes : 16;
   static constexpr int kValuesAt = kVerifyKeys * kKeyRowBytes, kKeyScalesAt = kValuesAt + kVerifyKeys * kValueRowBytes;
   static constexpr int kValueScalesAt = kKeyScalesAt + kVerifyKeys * kKeyScaleBytes;
   static constexpr int kMaskAt = kValueScalesAt + kVerifyKeys * kValueScaleBytes, kTermsAt = kMaskAt;

@@ -28,9 +28,11 @@ struct GroupRow {
   static constexpr bool kIntegers = kOperand == Operand::int4;
 
   __device__ __forceinline__ static std::uint32_t offset(const DecodePages& pages, std::uint32_t chunk) {
-    return kIntegers && pages.row_scale != 0 ? 0U : (chunk >> pages.scale_shift) * (kIntegers ? 2U : 4U);
+    const std::uint32_t group = chunk >> pages.scale_shift;
+    if constexpr (kIntegers) return pages.row_scale != 0 ? 0U : group * 2;
+    return group % 4 * 4 + group / 4 * (16 * kVerifyKeys);
   }
-  /// At a shared address.
+  /// At a shared address, of int4 as f16 or f32.
   __device__ __forceinline__ static float load(const DecodePages& pages, std::uint32_t at) {
     if (kIntegers && pages.row_scale == 0) {
       std::uint16_t half;

@@ -118,12 +118,14 @@ struct ScoreSums {
         ptx::multiply_async(sum[c % 2], a, rows + (2 * c + s) * 2 * Config::kRows, s);
       }
       ptx::commit_mma();
-      ptx::wait_mma<1>();  // at first of what was started before
-      if (c > 0) add(c - 1, own, x);
+      // At first of what was started before. Both of two chunks can stay on their way.
+      if (c == 0 || Config::kChunks > 2) ptx::wait_mma<1>();
+      if (c > 0 && Config::kChunks > 2) add(c - 1, own, x);
     }
   }
   /// The rest, when all products are done.
   __device__ __forceinline__ void finish(const Lane<Config>& own, float (&x)[Config::kScores]) {
+    if constexpr (Config::kChunks == 2) add(0, own, x);
     add(Config::kChunks - 1, own, x);
   }
 

@@ -52,10 +52,10 @@ __device__ __forceinline__ std::uint32_t scale_begin(const DecodePages& pages, s
 /// tile.
 template <class Config>
 struct Lane : KeyScalePlace {
-  std::uint32_t keys, values, value_scales;                        // of the stage
-  std::uint32_t value_select;                                      // as key_select
-  std::uint32_t value_bytes;                                       // with 64 channels, see ValueSteps
-  std::uint32_t put_scales, take_scales;                           // of shared memory
+  std::uint32_t keys, values, value_scales;       // of the stage
+  std::uint32_t value_select;                     // as key_select
+  std::uint32_t value_bytes;                      // with 64 channels, see ValueSteps
+  std::uint32_t put_scales, take_scales;          // of shared memory
   std::uint32_t put_key_scales, take_key_scales;  // groups of K
   std::uint32_t
       value_step;  // groups of V, to the scale of the lane's second key of 64 channels, of the next chunk of 256
@@ -72,9 +72,10 @@ struct Lane : KeyScalePlace {
     const std::uint32_t chunk = ValuePart<Config>().chunk;
     keys = 16 * warp * Config::kKeyRowBytes + code_offset<Config::kKeyRowBytes>(g, t * kChunks / 4) +
            (kChunks == 2 ? t % 2 * 8 : 0);
-    key_scales = Config::kKeyScalesAt + (16 * warp + g) * Config::kKeyScaleBytes + kOfThread * t;
+    key_scales = Config::kKeyScalesAt + (16 * warp + g) * Config::kKeyScaleStep + kOfThread * t;
     values = Config::kValuesAt + code_offset<Config::kValueRowBytes>(lane, chunk);
-    value_scales = Config::kValueScalesAt + 2 * lane * Config::kValueScaleBytes + kOfChunk * chunk;
+    value_scales =
+        Config::kValueScalesAt + value_scale_row<Config>(2 * lane) * Config::kValueScaleStep + kOfChunk * chunk;
     const auto begin = [&](const DecodePages& pages, std::uint32_t key) {
       return scale_begin<Config>(pages, head, key % kVerifyPage);
     };
@@ -90,7 +91,7 @@ struct Lane : KeyScalePlace {
       const std::uint32_t key = lane / 2, first = lane % 2 * Sums::kOfLane;
       keys = 16 * warp * Config::kKeyRowBytes + matrix_row<Config::kKeyRowBytes>();
       key_scales =
-          Config::kKeyScalesAt + (16 * warp + key) * Config::kKeyScaleBytes + Row::offset(p.k, first) + begin(p.k, key);
+          Config::kKeyScalesAt + (16 * warp + key) * Config::kKeyScaleStep + Row::offset(p.k, first) + begin(p.k, key);
       put_key_scales = scratch + Config::kValueScratchBytes + Sums::put_place();
       take_key_scales = scratch + Config::kValueScratchBytes + Sums::take_place();
       for (std::uint32_t* x : {&put_key_scales, &take_key_scales}) ptx::keep_in_register(*x);
@@ -98,8 +99,9 @@ struct Lane : KeyScalePlace {
     if constexpr (Config::kValueScale == ScaleKind::group) {
       using Row = GroupRow<Config::kValue>;
       value_scales += Row::offset(p.v, chunk) + begin(p.v, 2 * lane);
-      value_step = kChunks == 2 ? Config::kValueScaleBytes + begin(p.v, 2 * lane + 1) - begin(p.v, 2 * lane)
-                                : Row::offset(p.v, chunk + 1) - Row::offset(p.v, chunk);
+      value_step = kChunks == 2
+                       ? kVerifyKeys / 2 * Config::kValueScaleStep + begin(p.v, 2 * lane + 1) - begin(p.v, 2 * lane)
+                       : Row::offset(p.v, chunk + 1) - Row::offset(p.v, chunk);
       if constexpr (Config::kPartWords) ptx::keep_in_register(value_step);
     }
     for (std::uint32_t* x : {&keys, &key_scales, &values, &value_scales, &put_scales, &take_scales}) {

@@ -53,6 +53,13 @@ struct GroupRows {
   }
 };
 
+/// Row of the scales of a key of V in a stage. A lane reads those of two keys, 2 l and 2 l + 1: of groups even keys
+/// come first, so that its neighbours read what lies side by side.
+template <class Config>
+__device__ __forceinline__ std::uint32_t value_scale_row(std::uint32_t key) {
+  return Config::kValueScale == ScaleKind::group ? key / 2 + key % 2 * (kVerifyKeys / 2) : key;
+}
+
 template <class Config>
 class GroupPages {
  public:
@@ -72,7 +79,8 @@ class GroupPages {
     }
     to_ = KeyRows::place(), value_to_ = ValueRows::place();
     scale_to_ = (lane < 16 ? Config::kKeyScalesAt : Config::kValueScalesAt) +
-                (kVerifyPage * warp + lane % 16) * (lane < 16 ? Config::kKeyScaleBytes : Config::kValueScaleBytes);
+                (lane < 16 ? (kVerifyPage * warp + lane) * Config::kKeyScaleStep
+                           : value_scale_row<Config>(kVerifyPage * warp + lane % 16) * Config::kValueScaleStep);
     ptx::keep_in_register(k_);
     ptx::keep_in_register(v_);
     ptx::keep_in_register(scales_);
@@ -141,7 +149,7 @@ class GroupPages {
       constexpr int kMost = Config::kKeyScaleBytes;
       if constexpr (kMost == 32) {
         ptx::copy_async_small<16>(stage + scale_to_, scales);
-        ptx::copy_async_if<16>(scale_bytes_ - 16, stage + scale_to_ + 16, scales + 16);
+        ptx::copy_async_if<16>(scale_bytes_ - 16, stage + scale_to_ + 16 * kVerifyKeys, scales + 16);
       } else {
         ptx::copy_async_if<kMost>(scale_bytes_, stage + scale_to_, scales);
         ptx::copy_async_if<kMost / 2>(scale_bytes_, stage + scale_to_, scales);

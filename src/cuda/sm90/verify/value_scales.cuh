@@ -32,7 +32,7 @@ struct ValueScales {
   /// groups as floats.
   __device__ __forceinline__ static Codes codes(const DecodePages& pages, std::uint32_t at, const Lane<Config>& own) {
     if constexpr (kKind == ScaleKind::group) {
-      const std::uint32_t next = Config::kPartWords ? own.value_step : Config::kValueScaleBytes;
+      const std::uint32_t next = Config::kPartWords ? own.value_step : kVerifyKeys / 2 * Config::kValueScaleStep;
       Floats codes;
 #pragma unroll
       for (int i = 0; i < 2 * kChunks; ++i) {
