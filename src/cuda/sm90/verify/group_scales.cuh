@@ -63,16 +63,23 @@ inline constexpr std::uint32_t kNoGroups = 253U << 23;  // no scale seen yet
 /// K's scales of the thread's keys g and g + 8 and two chunks, by way of the warp's scratch memory.
 template <class Config>
 struct SumScales {
-  static constexpr int kOfLane = Config::kChunks / 2;  // scales that a lane puts there, of key lane / 2 of the warp
+  static constexpr int kOfLane = Config::kChunks / 2;  // scales of a key of the warp that a lane puts there
   // They lie as [half of 8 chunks][key][chunk].
   static constexpr std::uint32_t kKeyBytes = Config::kChunks < 8 ? Config::kChunks * 4 : 16,
                                  kHalfBytes = 16 * kKeyBytes;
   float key[2][2];  // [key][chunk]
 
-  /// Where the lane puts its own, and where it finds those of key g.
-  __device__ __forceinline__ static std::uint32_t put_place() {
+  /// Of which key and from which chunk on: a single one goes where the lane puts V's scales, 8 words for every t.
+  __device__ __forceinline__ static std::uint32_t key_of_lane() {
     const std::uint32_t lane = threadIdx.x % 32;
-    return kOfLane == 4 ? lane % 2 * kHalfBytes + lane / 2 * kKeyBytes : lane * kOfLane * 4;
+    return kOfLane == 1 ? lane % 4 * 4 + lane / 8 : lane / 2;
+  }
+  __device__ __forceinline__ static std::uint32_t first_of_lane() {
+    return kOfLane == 1 ? threadIdx.x / 4 % 2 : threadIdx.x % 2 * kOfLane;
+  }
+  /// Where that is, and where the lane finds those of key g.
+  __device__ __forceinline__ static std::uint32_t put_place() {
+    return first_of_lane() / 4 * kHalfBytes + key_of_lane() * kKeyBytes + first_of_lane() % 4 * 4;
   }
   __device__ __forceinline__ static std::uint32_t take_place() { return threadIdx.x % 32 / 4 * kKeyBytes; }
 

@@ -57,8 +57,6 @@ struct Lane : KeyScalePlace {
   std::uint32_t value_bytes;                      // with 64 channels, see ValueSteps
   std::uint32_t put_scales, take_scales;          // of shared memory
   std::uint32_t put_key_scales, take_key_scales;  // groups of K
-  std::uint32_t
-      value_step;  // groups of V, to the scale of the lane's second key of 64 channels, of the next chunk of 256
 
   __device__ __forceinline__ void enter(const DecodeParams& p, std::int32_t head, std::uint32_t scratch) {
     const std::uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32 % 4;
@@ -84,29 +82,24 @@ struct Lane : KeyScalePlace {
     value_bytes = 0x6240 + 0x1111 * ValuePart<Config>().half;
     put_scales = scratch + t * 32 + g * 4;
     take_scales = scratch + t * 32 + (kTwoHalves ? g / 4 * 128 : 0);
+    ptx::keep_in_register(put_scales);
     if constexpr (kScalesSums<Config>) {
       // Keys by matrix loads.
       using Row = GroupRow<Config::kKey>;
       using Sums = SumScales<Config>;
-      const std::uint32_t key = lane / 2, first = lane % 2 * Sums::kOfLane;
+      const std::uint32_t key = Sums::key_of_lane(), first = Sums::first_of_lane();
       keys = 16 * warp * Config::kKeyRowBytes + matrix_row<Config::kKeyRowBytes>();
       key_scales =
           Config::kKeyScalesAt + (16 * warp + key) * Config::kKeyScaleStep + Row::offset(p.k, first) + begin(p.k, key);
-      put_key_scales = scratch + Config::kValueScratchBytes + Sums::put_place();
+      put_key_scales = (kChunks == 2 ? put_scales : scratch + Sums::put_place()) + Config::kValueScratchBytes;
       take_key_scales = scratch + Config::kValueScratchBytes + Sums::take_place();
-      for (std::uint32_t* x : {&put_key_scales, &take_key_scales}) ptx::keep_in_register(*x);
+      ptx::keep_in_register(take_key_scales);
+      if constexpr (kChunks > 2) ptx::keep_in_register(put_key_scales);
     }
     if constexpr (Config::kValueScale == ScaleKind::group) {
-      using Row = GroupRow<Config::kValue>;
-      value_scales += Row::offset(p.v, chunk) + begin(p.v, 2 * lane);
-      value_step = kChunks == 2
-                       ? kVerifyKeys / 2 * Config::kValueScaleStep + begin(p.v, 2 * lane + 1) - begin(p.v, 2 * lane)
-                       : Row::offset(p.v, chunk + 1) - Row::offset(p.v, chunk);
-      if constexpr (Config::kPartWords) ptx::keep_in_register(value_step);
+      value_scales += GroupRow<Config::kValue>::offset(p.v, chunk) + begin(p.v, 2 * lane);
     }
-    for (std::uint32_t* x : {&keys, &key_scales, &values, &value_scales, &put_scales, &take_scales}) {
-      ptx::keep_in_register(*x);
-    }
+    for (std::uint32_t* x : {&keys, &key_scales, &values, &value_scales, &take_scales}) ptx::keep_in_register(*x);
     if constexpr (Config::kKeyScale == ScaleKind::e8m0 && kChunks <= 4) ptx::keep_in_register(key_select);
     if constexpr (Config::kValueScale == ScaleKind::e8m0 && kChunks <= 4) ptx::keep_in_register(value_select);
     if constexpr (kChunks == 2) ptx::keep_in_register(value_bytes);

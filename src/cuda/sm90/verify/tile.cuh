@@ -74,8 +74,7 @@ class GroupPages {
     scales_ = scaled.scales + head * scaled.scale_head + static_cast<std::int64_t>(lane % 16) * scaled.scale_row;
     scale_bytes_ = !kAlike && lane < 16 ? Config::kKeyScaleBytes : scaled.scale_bytes;
     if constexpr (Config::kPartWords) {
-      const auto before = static_cast<std::int32_t>(reinterpret_cast<std::uintptr_t>(scales_) & 2U);
-      scales_ -= before, scale_bytes_ = (Config::kKeyScale == ScaleKind::e8m0 ? 2 : scaled.scale_bytes) + before;
+      scales_ -= reinterpret_cast<std::uintptr_t>(scales_) & 2U;
     }
     to_ = KeyRows::place(), value_to_ = ValueRows::place();
     scale_to_ = (lane < 16 ? Config::kKeyScalesAt : Config::kValueScalesAt) +
@@ -139,7 +138,7 @@ class GroupPages {
       }
     }
     if constexpr (Config::kPartWords) {
-      ptx::copy_async_part4<4>(stage + scale_to_, scales, scale_bytes_);
+      ptx::copy_async_small<4>(stage + scale_to_, scales);
     } else if constexpr (!kAlike) {
       ptx::copy_async_if<Config::kKeyScaleBytes>(scale_bytes_, stage + scale_to_, scales);
       if constexpr (Config::kKeyScaleBytes != Config::kValueScaleBytes) {

@@ -32,12 +32,14 @@ struct ValueScales {
   /// groups as floats.
   __device__ __forceinline__ static Codes codes(const DecodePages& pages, std::uint32_t at, const Lane<Config>& own) {
     if constexpr (kKind == ScaleKind::group) {
-      const std::uint32_t next = Config::kPartWords ? own.value_step : kVerifyKeys / 2 * Config::kValueScaleStep;
+      using Row = GroupRow<Config::kValue>;
+      // In its word the second key's scale may be the other half.
+      const std::uint32_t other = Config::kPartWords ? at ^ (pages.scale_row & 2U) : at;
+      const std::uint32_t key[2] = {at, other + kVerifyKeys / 2 * Config::kValueScaleStep};
       Floats codes;
 #pragma unroll
       for (int i = 0; i < 2 * kChunks; ++i) {
-        const std::uint32_t of_key = at + (i % 2 == 0 ? 0U : next);
-        codes.key[i % 2][i / 2] = GroupRow<Config::kValue>::load(pages, of_key + (i < 2 ? 0U : own.value_step));
+        codes.key[i % 2][i / 2] = Row::load(pages, key[i % 2] + Row::offset(pages, i / 2));
       }
       return codes;
     } else if constexpr (kKind == ScaleKind::e8m0 && kChunks == 1) {
