@@ -36,7 +36,7 @@ struct VerifyConfig {
   /// asked for early.
   static constexpr bool kAddsEarly = kMasked || kValueInfo.bits > 4 || kFewRegisters;
   static constexpr bool kScarce = kMasked || kValueInfo.bits > 4 ||
-                                  (kKeyScale == ScaleKind::group && kRowTiles == 4 && kD < 256);
+                                  (kKeyScale == ScaleKind::group && kRowTiles == (kD < 256 ? 4 : 2));
   static_assert(has_verify_kernel(kD, {kKey, kValue}));
 
   // A stage: codes of K, codes of V, scales of K, scales of V, and what a mask tensor or the rank-one terms of up to 8
