@@ -119,6 +119,7 @@ struct ScoreSums {
         ptx::multiply_async(of_chunk(c, x), a, rows + (2 * c + s) * 2 * Config::kRows, s);
       }
       ptx::commit_mma();
+      if (c % 2 == 1) scales.take(own, c / 2);
       ptx::wait_mma<1>();  // at first of what was started before
       if (c > 0) add(c - 1, own, x);
     }
@@ -133,7 +134,6 @@ struct ScoreSums {
     return !kTwo ? sum[c % 2] : c == 0 ? x : sum[0];
   }
   __device__ __forceinline__ void add(int c, const Lane<Config>& own, float (&x)[Config::kScores]) {
-    if (c % 2 == 0) scales.take(own, c / 2);
     ptx::pin(of_chunk(c, x));
 #pragma unroll
     for (int i = 0; i < Config::kScores; ++i) {
