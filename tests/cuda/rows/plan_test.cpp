@@ -50,9 +50,11 @@ TEST(PlanDecode, UncentredScalesOfGroupsAreNotRounded) {
 }
 
 TEST(PlanDecode, ShortCallsOfOneSequenceAreClusters) {
-  EXPECT_EQ(plan_decode(shape_of(1, 8, 8192), kBlocks).clusters, 1);
-  EXPECT_EQ(plan_decode(shape_of(1, 8, 8193), kBlocks).clusters, 0);
-  EXPECT_EQ(plan_decode(shape_of(2, 8, 8192), kBlocks).clusters, 0);
+  EXPECT_EQ(plan_decode(shape_of(1, 8, 8192), kBlocks).cluster_log, 3);
+  EXPECT_EQ(plan_decode(shape_of(1, 8, 8193), kBlocks).cluster_log, 0);
+  EXPECT_EQ(plan_decode(shape_of(2, 8, 8192), kBlocks).cluster_log, 0);
+  EXPECT_EQ(plan_decode(shape_of(1, 4, 32768), kBlocks).cluster_log, 4);
+  EXPECT_EQ(plan_decode(shape_of(1, 4, 32769), kBlocks).cluster_log, 0);
 }
 
 TEST(PlanDecode, EveryBlockAndOutputHasAResultOfItsOwn) {

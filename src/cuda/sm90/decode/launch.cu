@@ -67,6 +67,32 @@ bool may_be_direct(const DecodeParams& p, std::int32_t teams) {
   return cut && !rare && has_narrow_strides(p);
 }
 
+/// In clusters of 2^log blocks. cluster: room for what it points to.
+cudaLaunchConfig_t launch_config(const DecodeKernel& kernel, std::int32_t blocks, std::int32_t log,
+                                 cudaLaunchAttribute& cluster) {
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {1U << log, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(kernel.threads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
+  config.attrs = &cluster;
+  config.numAttrs = log > 0 ? 1 : 0;
+  return config;
+}
+
+/// `log`, or less where the device has no room for `clusters` of the most blocks at once: each needs a GPC.
+std::int32_t fitting_cluster(const DecodeKernel& kernel, std::int32_t log, std::int32_t clusters) {
+  if (log < kMostClusterLog) return log;
+  cudaLaunchAttribute cluster{};
+  const cudaLaunchConfig_t config = launch_config(kernel, clusters << log, log, cluster);
+  int there = 0;
+  const bool known =
+      cudaFuncSetAttribute(kernel.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
+      cudaOccupancyMaxActiveClusters(&there, kernel.function, &config) == cudaSuccess;
+  return known && there >= clusters ? log : kClusterLog;
+}
+
 }  // namespace
 
 bool has_decode_kernel(OperandPair operands) {
@@ -136,9 +162,15 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.block_div = make_divisor(static_cast<std::uint32_t>(teams / abreast));
   params.slot_step = launch.slots / abreast;
   params.direct = kernel.direct && launch.row_blocks == 1 && may_be_direct(params, teams);
-  if (params.direct != 0 && launch.clusters != 0 && params.splits > kMostCluster) {
-    params.splits = kMostCluster, params.cluster_log = kMostClusterLog;
-    blocks = lines * kMostCluster;
+  if (const cudaError_t e =
+          cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
+      e != cudaSuccess) {
+    return e;
+  }
+  if (params.direct != 0 && launch.cluster_log != 0 && params.splits >> launch.cluster_log != 0) {
+    params.cluster_log = fitting_cluster(kernel, launch.cluster_log, lines);
+    params.splits = 1 << params.cluster_log;
+    blocks = lines << params.cluster_log;
   } else if (params.direct != 0 && params.pairs != 0 && kernel_head_dim(shape.head_dim) <= 128) {
     params.cluster_log = 1;
   }
@@ -148,25 +180,13 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.arrivals = reinterpret_cast<std::uint64_t*>(memory + launch.arrivals);
   params.partial_state = reinterpret_cast<float2*>(memory + launch.states);
   params.partial_out = reinterpret_cast<float*>(memory + launch.outs);
-  if (const cudaError_t e =
-          cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
-      e != cudaSuccess) {
-    return e;
-  }
   if (params.fixed_split > 0) {
     const cudaError_t e = cudaMemsetAsync(params.taken, 0, sizeof(std::int32_t), stream);
     if (e != cudaSuccess) return e;
   }
   cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {params.cluster_log > 0 ? 1U << params.cluster_log : 2U, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(kernel.threads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
+  cudaLaunchConfig_t config = launch_config(kernel, blocks, std::max(params.cluster_log, params.pairs), cluster);
   config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = params.pairs != 0 || params.cluster_log > 0 ? 1 : 0;
   void* arguments[] = {&params};
   return cudaLaunchKernelExC(&config, kernel.function, arguments);
 }

@@ -53,6 +53,14 @@ std::int32_t choose_teams(const DecodeShape& shape, const DecodeLaunch& l, std::
   return row_bits <= 2048 && outputs > 2 * l.blocks ? 2 : 1;
 }
 
+/// Half of the multiprocessors are enough for few keys, and not more clusters than can be there at once: of 16 blocks
+/// they need a GPC almost to themselves.
+std::int32_t choose_cluster(const DecodeShape& shape, std::int64_t outputs, std::int32_t multiprocessors) {
+  if (shape.batch > 1 || kernel_head_dim(shape.head_dim) > 128) return 0;
+  if (shape.max_kv <= kMostClusterKeys && outputs << kMostClusterLog <= multiprocessors / 2) return kMostClusterLog;
+  return shape.max_kv <= kClusterKeys && 8 * outputs << kClusterLog <= 7 * multiprocessors ? kClusterLog : 0;
+}
+
 constexpr std::size_t align(std::size_t n) {
   return (n + 255) / 256 * 256;
 }
@@ -78,12 +86,11 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
   l.teams = choose_teams(shape, l, lines);
   l.groups = l.row_tiles == 2 && l.fixed_split == 0 && lines <= l.blocks &&
              multiplies_in_groups(kernel_head_dim(shape.head_dim), shape.operands.key, l.row_tiles);
-  // Half of the multiprocessors are enough for few keys, and not more clusters than can be there at once.
-  l.clusters = shape.batch == 1 && kernel_head_dim(shape.head_dim) <= 128 && shape.max_kv <= kMostClusterKeys &&
-               lines * kMostCluster * 8 <= multiprocessors * 7;
+  l.cluster_log = choose_cluster(shape, lines, multiprocessors);
   l.merge_tiles = l.row_tiles == 1 ? 0.7F : 1.0F;
   // The kernels that cut outputs by constants of the plan cannot leave blocks idle when they know the lengths.
-  if (l.fixed_split == 0 && l.clusters == 0 && (!l.verify || l.groups)) {
+  const bool short_cluster = l.cluster_log > 0 && shape.max_kv <= kClusterKeys;
+  if (l.fixed_split == 0 && !short_cluster && (!l.verify || l.groups)) {
     const std::int64_t useful = lines * useful_splits(static_cast<std::int32_t>(tiles), l.merge_tiles);
     l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(l.blocks, useful));
   }

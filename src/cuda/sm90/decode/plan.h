@@ -25,10 +25,10 @@ struct DecodeLaunch {
   bool expand = false;  // and there to the kernel for many rows
   bool groups = false;  // but plain pages are for the decode kernel with two row tiles, which is faster
   std::int32_t row_tiles = 0, row_blocks = 0, blocks = 0, least_chunk = 0, fixed_split = 0;
-  std::int32_t teams = 1;     // of a block; kernels that have none take one
-  float merge_tiles = 0.0F;   // see useful_splits
-  std::int32_t slots = 0;     // of partial results
-  std::int32_t clusters = 0;  // 1: a direct call has kMostCluster blocks of every output as a cluster
+  std::int32_t teams = 1;        // of a block; kernels that have none take one
+  float merge_tiles = 0.0F;      // see useful_splits
+  std::int32_t slots = 0;        // of partial results
+  std::int32_t cluster_log = 0;  // a direct call has 2^cluster_log blocks of every output as a cluster, if any
   std::size_t arrivals = 0, states = 0, outs = 0;  // offsets in the workspace
   std::size_t workspace_bytes = 0;
 };
