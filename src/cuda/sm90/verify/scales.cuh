@@ -93,8 +93,8 @@ struct Lane : KeyScalePlace {
           Config::kKeyScalesAt + (16 * warp + key) * Config::kKeyScaleStep + Row::offset(p.k, first) + begin(p.k, key);
       put_key_scales = (kChunks == 2 ? put_scales : scratch + Sums::put_place()) + Config::kValueScratchBytes;
       take_key_scales = scratch + Config::kValueScratchBytes + Sums::take_place();
-      ptx::keep_in_register(take_key_scales);
-      if constexpr (kChunks > 2) ptx::keep_in_register(put_key_scales);
+      if constexpr (kChunks < 8) ptx::keep_in_register(take_key_scales);
+      if constexpr (kChunks == 4) ptx::keep_in_register(put_key_scales);
     }
     if constexpr (Config::kValueScale == ScaleKind::group) {
       value_scales += GroupRow<Config::kValue>::offset(p.v, chunk) + begin(p.v, 2 * lane);
