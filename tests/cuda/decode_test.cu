@@ -66,6 +66,8 @@ void check_formats(const char* k, const char* v, int head_dim) {
   run("one output", [](CaseShape& s) { s.q_heads = 8, s.kv_heads = 1, s.lengths = {9300}; });
   run("one output, larger capacity",
       [](CaseShape& s) { s.q_heads = 8, s.kv_heads = 1, s.lengths = {700}, s.max_kv = 50000; });
+  run("four outputs, fewer tiles than blocks",
+      [](CaseShape& s) { s.q_heads = 12, s.kv_heads = 4, s.lengths = {70}, s.max_kv = 20000; });
   run("two outputs, larger capacity", [](CaseShape& s) {
     s.batch = 2, s.q_heads = 8, s.kv_heads = 1, s.lengths = {2000, 1980}, s.max_kv = 20000;
   });
