@@ -13,6 +13,7 @@
 #include "attention/sequences.hpp"
 #include "cuda/sm90/decode/launch.h"
 #include "cuda/sm90/device.hpp"
+#include "cuda/sm90/expand/shapes.h"
 #include "cuda/sm90/support.hpp"
 #include "cuda/sm90/verify/shapes.h"
 
@@ -236,7 +237,7 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
   if (launch.verify && page_geometry(r.v, p.head_dim, 1).scale_row_bytes == 2) {
     MPFA_RETURN_IF_ERROR(check_aligned("cache.v.scale_page_stride", nullptr, 4, {d.v.scale_page}));
   }
-  if (launch.verify && !reaches_pages(d)) {
+  if (launch.verify && !(launch.expand && expand_reaches_all(shape.operands)) && !reaches_pages(d)) {
     return invalid(
         "cache has {} pages whose strides, {}, {}, {} and {} bytes, have no large power of two as divisor; with more "
         "than 8 query rows of a KV head the sm90 kernel reaches 2^32 times that divisor: make them multiples of 256",

@@ -11,6 +11,11 @@ namespace {
 
 /// Which kernel the rows of a KV head go to, and how many of them a block takes.
 void choose_kernel(const DecodeShape& shape, std::int64_t rows, std::int32_t multiprocessors, DecodeLaunch& l) {
+  const bool plain = shape.verify && !shape.masked && !shape.rounded;
+  if (plain && expands_all_rows(shape.head_dim, shape.operands)) {
+    l.verify = l.expand = true, l.row_tiles = kExpandRows / 8;
+    return;
+  }
   const bool exists = shape.masked    ? has_masked_verify_kernel(shape.head_dim, shape.operands)
                       : shape.rounded ? has_rounded_verify_kernel(shape.head_dim, shape.operands)
                                       : has_verify_kernel(shape.head_dim, shape.operands);
