@@ -200,8 +200,10 @@ void check_plans() {
                            {"int4_g64", "int4_g32", 32, 64, false, true, 64},
                            {"mxfp4_f32", "mxfp4_f32_b64", 64, 16, false, true, 64},
                            {"bf16", "bf16", 64, 64, false, true},
-                           {"bf16", "bf16", 64, 64, false, false, 256},
-                           {"bf16", "bf16", 64, 64, true, true}}) {
+                           {"bf16", "bf16", 64, 64, true, true},
+                           {"bf16", "bf16", 4, 16, false, true, 256},
+                           {"bf16", "bf16", 4, 16, true, false, 256},
+                           {"bf16", "bf16", 4, 24, false, false, 256}}) {
     CaseShape s;
     s.k = plan.k, s.v = plan.v, s.sq = plan.rows / 4, s.page_size = plan.page_size, s.lengths = {64};
     s.head_dim = plan.head_dim;

@@ -49,6 +49,26 @@ TEST(PlanDecode, UncentredScalesOfGroupsAreNotRounded) {
   EXPECT_EQ(l.row_blocks, 2);
 }
 
+/// Without a verify kernel, calls with a mask tensor are for the decode kernel.
+TEST(PlanDecode, Bf16Of256ChannelsIsForTheKernelForManyRows) {
+  DecodeShape s = shape_of(1, 2, 16384);
+  s.head_dim = 256, s.operands = {Operand::bf16, Operand::bf16};
+  const DecodeLaunch one = plan_decode(s, kBlocks);
+  EXPECT_TRUE(one.expand);
+  EXPECT_EQ(one.row_tiles, 8);
+  EXPECT_EQ(one.merge_log, 2);
+  EXPECT_EQ(one.blocks, 112);
+  s.batch = 32;
+  EXPECT_EQ(plan_decode(s, kBlocks).merge_log, 1);
+  EXPECT_EQ(plan_decode(s, kBlocks).blocks, 128);
+  s.fixed_split_keys = 512;
+  EXPECT_TRUE(plan_decode(s, kBlocks).expand);
+  EXPECT_EQ(plan_decode(s, kBlocks).merge_log, 0);
+  s.masked = true;
+  EXPECT_FALSE(plan_decode(s, kBlocks).expand);
+  EXPECT_FALSE(plan_decode(s, kBlocks).verify);
+}
+
 TEST(PlanDecode, ShortCallsOfOneSequenceAreClusters) {
   EXPECT_EQ(plan_decode(shape_of(1, 8, 8192), kBlocks).cluster_log, 3);
   EXPECT_EQ(plan_decode(shape_of(1, 8, 8193), kBlocks).cluster_log, 0);

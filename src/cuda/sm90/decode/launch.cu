@@ -130,6 +130,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.head_dim = shape.head_dim;
   params.fixed_split = launch.fixed_split;
   params.least_chunk = launch.least_chunk;
+  params.cluster_log = launch.merge_log;
   params.head_div = make_divisor(static_cast<std::uint32_t>(params.kv_heads));
   params.finishes_logits = params.softcap > 0.0F || params.alibi_slopes != nullptr || params.mask.data != nullptr;
   params.mask.quads = has_aligned_quads(params.mask) ? 1 : 0;

@@ -89,6 +89,12 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
 
   l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
   l.teams = choose_teams(shape, l, lines);
+  if (l.expand && expands_all_rows(shape.head_dim, shape.operands) && l.row_blocks == 1 && l.fixed_split == 0 &&
+      2 * lines <= l.blocks) {
+    const ExpandMerge merge = expand_merge(static_cast<std::int32_t>(lines), l.blocks, multiprocessors);
+    l.merge_log = merge.log;
+    if (merge.log > 0) l.blocks = static_cast<std::int32_t>(lines) * merge.splits;
+  }
   l.groups = l.row_tiles == 2 && l.fixed_split == 0 && lines <= l.blocks &&
              multiplies_in_groups(kernel_head_dim(shape.head_dim), shape.operands.key, l.row_tiles);
   l.cluster_log = choose_cluster(shape, lines, multiprocessors);

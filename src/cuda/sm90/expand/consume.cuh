@@ -6,6 +6,7 @@
 
 #include "cuda/sm90/expand/broken_values.cuh"
 #include "cuda/sm90/expand/chunks.cuh"
+#include "cuda/sm90/expand/cluster.cuh"
 #include "cuda/sm90/expand/products.cuh"
 #include "cuda/sm90/verify/finish.cuh"
 
@@ -36,10 +37,7 @@ class Consumer {
       const bool more = choose && work.more != 0;
       RawQuery<Config> query{};
       if (more) query = load_query<Config>(p, work);
-      if (!first) {
-        sync_team<Config>();
-        merge_groups<Config>(p, done.sequence, done.piece, exchange);
-      }
+      if (!first) merge(exchange, done);
       if (!more) break;
       load_shifts<Config>(p, work.sequence, work.piece, exchange);
       if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.taken, 1);
@@ -52,6 +50,17 @@ class Consumer {
   }
 
  private:
+  __device__ __forceinline__ void merge(const Exchange<Config>& exchange, const Work& done) const {
+    if constexpr (Config::kMerges) {
+      if (p_->cluster_log > 0 && done.piece.count > 1 && exchange.schedule->direct()) {
+        ClusterMerge<Config>(*p_, done.sequence, done.piece, exchange).run();
+        return;
+      }
+    }
+    sync_team<Config>();
+    merge_groups<Config>(*p_, done.sequence, done.piece, exchange);
+  }
+
   static constexpr int kGroups = Config::kGroups;
   /// Warpgroups multiply by turns, so that one computes P while the other's products run.
   __device__ __forceinline__ static int warpgroup() { return static_cast<int>(threadIdx.x / 128); }

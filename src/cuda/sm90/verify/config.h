@@ -15,7 +15,7 @@ struct VerifyConfig {
   static constexpr OperandInfo kKeyInfo = kOperandInfo<kKey>, kValueInfo = kOperandInfo<kValue>;
   static constexpr ScaleKind kKeyScale = verify_scale(kKey), kValueScale = verify_scale(kValue);
   // What the decode kernel's begin and end of a piece ask for.
-  static constexpr bool kPlain = false, kGeneral = false;
+  static constexpr bool kPlain = false, kGeneral = false, kCopies = false;
   static constexpr bool kMasked = kCase == VerifyCase::masked, kRoundsP = kCase == VerifyCase::rounded;
   /// Takes the queries of recipe `mpfa`, as in the decode kernel.
   static constexpr bool kRankOne = kRoundsP && OperandPair{kKey, kValue} == kMixedPair;
