@@ -115,8 +115,8 @@ class Schedule {
     size_ = fixed_ > 0 ? fixed_ : max(quotient(total_ + blocks(p) - 1, p.block_div), least);
     enter(p, block);
     if (fixed_ == 0 && p.splits > 0) {
-      // Blocks of a cluster merge in a third of the time.
-      const std::int32_t least_split = p.cluster_log > 0 && p.direct == 0 ? (least + 2) / 3 : least;
+      // Blocks of a cluster merge in a fourth of the time.
+      const std::int32_t least_split = p.cluster_log > 0 && p.direct == 0 ? (least + 3) / 4 : least;
       const std::int32_t split = max(quotient(longest + p.splits - 1, p.split_div), least_split);
       if (nearly_equal(split, size_)) direct_ = 1, size_ = split;
     }

@@ -58,7 +58,7 @@ class ClusterMerge {
 #pragma unroll 1
     for (std::int32_t q = at_.rank; q < at_.size; q += at_.members) {
 #pragma unroll 1
-      for (std::int32_t row = first_row(q); row < rows_; row += row_step()) merge_blocks(row);
+      for (std::int32_t row = first_row(q); row < rows_; row += 2 * row_step()) merge_blocks(row);
     }
     ptx::arrive_cluster();
 #pragma unroll 1
@@ -88,76 +88,82 @@ class ClusterMerge {
     return ptx::remote_address(ptx::shared_address(own), static_cast<std::uint32_t>(block));
   }
 
-  /// The row's sum over the blocks of the cluster.
-  __device__ __forceinline__ void merge_blocks(std::int32_t row) const {
+  /// Sums over the blocks of the cluster, of a row and the warp's next one if there is one.
+  __device__ __forceinline__ void merge_blocks(std::int32_t first) const {
+    constexpr int kRowsTogether = 2, kParts = kMostBlocks * Config::kGroups;
     // Lanes have the sums of (block, warpgroup, fourth of it).
     const std::int32_t source = lane() / 4, block = source / Config::kGroups, group = source % Config::kGroups;
-    const bool there = block < at_.members;
-    float max = -FLT_MAX, sum = 0.0F;
-    if (there) {
-      max = ptx::load_remote(remote(exchange_->max + 4 * group * Config::kRows + row, block));
-      sum = ptx::load_remote(remote(exchange_->sum + (4 * group + lane() % 4) * Config::kRows + row, block));
-    }
-    float4 part[kMostBlocks][Config::kGroups][kOwn];
+    float max[kRowsTogether], sum[kRowsTogether];
+    float4 part[kRowsTogether][kParts][kOwn];
 #pragma unroll
-    for (int b = 0; b < kMostBlocks; ++b) {
+    for (int j = 0; j < kRowsTogether; ++j) {
+      const std::int32_t row = first + j * row_step(), members = row < rows_ ? at_.members : 0;
+      max[j] = -FLT_MAX, sum[j] = 0.0F;
+      if (block < members) {
+        max[j] = ptx::load_remote(remote(exchange_->max + 4 * group * Config::kRows + row, block));
+        sum[j] = ptx::load_remote(remote(exchange_->sum + (4 * group + lane() % 4) * Config::kRows + row, block));
+      }
 #pragma unroll
-      for (int k = 0; k < Config::kGroups * kOwn; ++k) {
-        const float4* const own = exchange_->out(k / kOwn, row, lane() + k % kOwn * 32);
-        part[b][k / kOwn][k % kOwn] =
-            b < at_.members ? ptx::load_remote_quad(remote(own, b)) : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+      for (int k = 0; k < kParts; ++k) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+          const float4* const own = exchange_->out(k % Config::kGroups, row, lane() + 32 * i);
+          part[j][k][i] = k / Config::kGroups < members ? ptx::load_remote_quad(remote(own, k / Config::kGroups))
+                                                        : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+        }
       }
     }
-    const float2 all = weigh(max, sum);
-    const float own_weight = weight(max, all.x);
-    float4 x[kOwn];
 #pragma unroll
-    for (float4& quad : x) quad = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+    for (int j = 0; j < kRowsTogether; ++j) {
+      const std::int32_t row = first + j * row_step();
+      if (row >= rows_) continue;
+      const float2 all = weigh(max[j], sum[j]);
+      const float own_weight = weight(max[j], all.x);
+      float4 x[kOwn]{};
 #pragma unroll
-    for (int b = 0; b < kMostBlocks; ++b) {
+      for (int k = 0; k < kParts; ++k) {
+        const float w = __shfl_sync(0xFFFFFFFFU, own_weight, k * 4);
 #pragma unroll
-      for (int k = 0; k < Config::kGroups; ++k) {
-        const float w = __shfl_sync(0xFFFFFFFFU, own_weight, (b * Config::kGroups + k) * 4);
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i) add_weighted(x[i], part[b][k][i], w);
+        for (int i = 0; i < kOwn; ++i) add_weighted(x[i], part[j][k][i], w);
       }
-    }
-    if (at_.clusters == 1) {
-      store(row, all, x);
-      return;
-    }
-    const std::int64_t at = static_cast<std::int64_t>(piece_->slot - at_.rank) * Config::kRows + row;
+      if (at_.clusters == 1) {
+        store(row, all, x);
+        continue;
+      }
+      const std::int64_t at = static_cast<std::int64_t>(piece_->slot - at_.rank) * Config::kRows + row;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) reinterpret_cast<float4*>(p_->partial_out)[at * kQuads + lane() + 32 * i] = x[i];
-    if (lane() == 0) p_->partial_state[at] = all;
+      for (int i = 0; i < kOwn; ++i) reinterpret_cast<float4*>(p_->partial_out)[at * kQuads + lane() + 32 * i] = x[i];
+      if (lane() == 0) p_->partial_state[at] = all;
+    }
   }
 
   /// The row's sum over the clusters of the output.
   __device__ __forceinline__ void merge_clusters(std::int32_t row) const {
-    constexpr int kTogether = 8;  // clusters whose loads are on the way together
+    constexpr int kTogether = 16;  // clusters whose loads are on the way together
     const std::int64_t first = static_cast<std::int64_t>(piece_->slot - piece_->index) * Config::kRows + row;
     const std::int32_t step = at_.size * Config::kRows;
     const auto* partials = reinterpret_cast<const float4*>(p_->partial_out) + first * kQuads + lane();
     const float2 own =
         lane() < at_.clusters ? __ldcg(p_->partial_state + first + lane() * step) : make_float2(-FLT_MAX, 0.0F);
-    const float2 all = weigh(own.x, own.y);
-    const float own_weight = weight(own.x, all.x);
-    float4 x[kOwn];
-#pragma unroll
-    for (float4& quad : x) quad = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+    float2 all;
+    float own_weight = 0.0F;
+    float4 x[kOwn]{};
 #pragma unroll 1
     for (std::int32_t c0 = 0; c0 < at_.clusters; c0 += kTogether) {
       float4 part[kTogether][kOwn];
 #pragma unroll
       for (int c = 0; c < kTogether; ++c) {
-        const std::int32_t from = min(c0 + c, at_.clusters - 1) * step;
+        const std::int64_t from = min(c0 + c, at_.clusters - 1) * static_cast<std::int64_t>(step) * kQuads;
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i)
-          part[c][i] = __ldcg(partials + static_cast<std::int64_t>(from) * kQuads + 32 * i);
+        for (int i = 0; i < kOwn; ++i) part[c][i] = __ldcg(partials + from + 32 * i);
+      }
+      if (c0 == 0) {
+        all = weigh(own.x, own.y);
+        own_weight = lane() < at_.clusters ? weight(own.x, all.x) : 0.0F;
       }
 #pragma unroll
       for (int c = 0; c < kTogether; ++c) {
-        const float w = c0 + c < at_.clusters ? __shfl_sync(0xFFFFFFFFU, own_weight, (c0 + c) % 32) : 0.0F;
+        const float w = __shfl_sync(0xFFFFFFFFU, own_weight, c0 + c);
 #pragma unroll
         for (int i = 0; i < kOwn && c0 + c < at_.clusters; ++i) add_weighted(x[i], part[c][i], w);
       }

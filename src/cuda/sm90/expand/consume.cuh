@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/sm90/expand/broken_values.cuh"
 #include "cuda/sm90/expand/chunks.cuh"
@@ -35,21 +36,39 @@ class Consumer {
       }
       ptx::sync_some<Config::kBlockThreads>(kWorkChosen);
       const bool more = choose && work.more != 0;
-      RawQuery<Config> query{};
-      if (more) query = load_query<Config>(p, work);
+      Query query{};
+      if (more) begin_query(work, exchange, query);
       if (!first) merge(exchange, done);
       if (!more) break;
-      load_shifts<Config>(p, work.sequence, work.piece, exchange);
-      if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.taken, 1);
-      store_row_query<Config>(p, work, query, exchange);
-      sync_team<Config>();
       // Copies of the first piece are on their way already.
       if (!Config::kCopies || !first) ptx::sync_some<Config::kBlockThreads>(kRingFree);
+      load_shifts<Config>(p, work.sequence, work.piece, exchange);
+      if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.taken, 1);
+      end_query(work, exchange, query);
+      sync_team<Config>();
       multiply(exchange, work);
     }
   }
 
  private:
+  /// What a thread holds of q before it is in shared memory.
+  struct NoQuery {};
+  using Query = std::conditional_t<Config::kCopies, NoQuery, RawQuery<Config>>;
+  __device__ __forceinline__ void begin_query(const Work& work, const Exchange<Config>& exchange, Query& query) const {
+    if constexpr (Config::kCopies) {
+      copy_row_query<Config>(*p_, work, exchange);
+    } else {
+      query = load_query<Config>(*p_, work);
+    }
+  }
+  __device__ __forceinline__ void end_query(const Work& work, const Exchange<Config>& exchange, Query& query) const {
+    if constexpr (Config::kCopies) {
+      finish_row_query<Config>(*p_, work, exchange);
+    } else {
+      store_row_query<Config>(*p_, work, query, exchange);
+    }
+  }
+
   __device__ __forceinline__ void merge(const Exchange<Config>& exchange, const Work& done) const {
     if constexpr (Config::kMerges) {
       if (p_->cluster_log > 0 && done.piece.count > 1 && exchange.schedule->direct()) {

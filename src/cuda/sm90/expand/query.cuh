@@ -17,7 +17,7 @@ __device__ __forceinline__ std::uint32_t query_word(std::int32_t row, std::uint3
   return r * (Config::kD * 2) + place;
 }
 
-/// The rows to shared memory as f16 in the order of expanded codes, beside 16 bits as they are, with their factors.
+/// The rows to shared memory as f16 in the order of expanded codes, with their factors.
 template <class Config>
 __device__ __forceinline__ void store_row_query(const DecodeParams& p, const Work& work, RawQuery<Config>& raw,
                                                 const Exchange<Config>& exchange) {
@@ -27,15 +27,8 @@ __device__ __forceinline__ void store_row_query(const DecodeParams& p, const Wor
     auto& q = raw.q[i];
     const float largest = round_query<Config>(p, work, row, chunk, q);
     const auto word = static_cast<std::uint32_t>(chunk) * 4;
-    float unit = 1.0F;
-    if constexpr (!Config::kCopies) unit = halve_query<Config>(p, q, largest);
-    if constexpr (Config::kCopies) {
-#pragma unroll
-      for (std::uint32_t k = 0; k < 4; ++k) {
-        const std::uint32_t at = to + query_word<Config>(row, word + k) + t * 4;
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(q[k]) : "memory");
-      }
-    } else if constexpr (Config::kKeyInfo.bits == 4) {
+    const float unit = halve_query<Config>(p, q, largest);
+    if constexpr (Config::kKeyInfo.bits == 4) {
       const std::uint32_t at = to + query_word<Config>(row, word + t);
       asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3])
                    : "memory");
@@ -48,7 +41,51 @@ __device__ __forceinline__ void store_row_query(const DecodeParams& p, const Wor
     }
     if (chunk == 0 && t == 0) exchange.factors[row] = factor * unit;
   });
-  if constexpr (Config::kCopies) ptx::fence_shared_writes();
+}
+
+/// Calls f(row of the block, chunk of 16 bytes) for the thread's chunks beside K in 16 bits.
+template <class Config, class F>
+__device__ __forceinline__ void for_query_chunks(F&& f) {
+  constexpr std::int32_t kRowChunks = Config::kD / 8;
+#pragma unroll 1
+  for (auto i = static_cast<std::int32_t>(threadIdx.x); i < Config::kRows * kRowChunks; i += Config::kThreads) {
+    f(i / kRowChunks, static_cast<std::uint32_t>(i % kRowChunks));
+  }
+}
+/// Starts to copy the rows to shared memory, as they are; those that do not exist are zero.
+template <class Config>
+__device__ __forceinline__ void copy_row_query(const DecodeParams& p, const Work& work,
+                                               const Exchange<Config>& exchange) {
+  const std::uint32_t to = ptx::shared_address(exchange.queries);
+  const std::int32_t rows = work.sequence.sq * p.group;
+  for_query_chunks<Config>([&](std::int32_t row, std::uint32_t chunk) {
+    const std::int32_t r = work.piece.row_block * Config::kRows + row;
+    const RowPlace place = place_row(p, work.piece.head, min(r, rows - 1));
+    const auto* from =
+        static_cast<const std::uint16_t*>(p.q) + q_offset(p, work.sequence, work.piece.b, place) + chunk * 8;
+    ptx::copy_async_part<true>(to + query_word<Config>(row, chunk), from, r < rows ? 16 : 0);
+  });
+  ptx::commit_copies();
+}
+/// The end of copy_row_query: rows in bf16, and their factors.
+template <class Config>
+__device__ __forceinline__ void finish_row_query(const DecodeParams& p, const Work& work,
+                                                 const Exchange<Config>& exchange) {
+  const std::uint32_t to = ptx::shared_address(exchange.queries);
+  ptx::wait_copies<0>();
+  if (p.round_q_bf16 != 0) {
+    for_query_chunks<Config>([&](std::int32_t row, std::uint32_t chunk) {
+      const std::uint32_t at = to + query_word<Config>(row, chunk);
+      const uint4 w = ptx::load_shared_words(at);
+      std::uint32_t q[4] = {w.x, w.y, w.z, w.w};
+      round_to_bf16(q);
+      asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3])
+                   : "memory");
+    });
+  }
+  const auto row = static_cast<std::int32_t>(threadIdx.x);
+  if (row < Config::kRows) exchange.factors[row] = p.scale * kLog2E * key_global(p, work.piece.head);
+  ptx::fence_shared_writes();
 }
 
 }  // namespace mpfa::sm90
