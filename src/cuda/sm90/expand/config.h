@@ -64,6 +64,8 @@ struct CodesConfig : ExpandShape<kHeadDim, kKeyOperand, kValueOperand, kRowBlock
 
   // Stored codes of K and of V, and their scales.
   static constexpr int kKeyScaleBytes = scale_room(kKey, kD), kValueScaleBytes = scale_room(kValue, kD);
+  static constexpr int kKeyScaleStep = kKeyScaleBytes, kValueScaleStep = kValueScaleBytes;  // from key to key
+  static_assert(kKeyScaleBytes <= 16 && kValueScaleBytes <= 16);
   static constexpr int kValuesAt = kKeys * kKeyRowBytes;
   static constexpr int kKeyScalesAt = kValuesAt + kKeys * kValueRowBytes;
   static constexpr int kValueScalesAt = kKeyScalesAt + kKeys * kKeyScaleBytes;

@@ -32,7 +32,7 @@ class Producer {
     scales_.key_scales = key * Config::kKeyScaleBytes + (Config::kKeyScale == ScaleKind::e4m3 ? 2 * chunk : 0);
     if constexpr (Config::kGroupsOfKeys) scales_.key_scales += GroupRow<Config::kKey>::offset(p.k, chunk);
     if constexpr (Config::kFloatsOfValues) {
-      value_scales_ = Config::kValueScalesAt + key * Config::kValueScaleBytes;
+      value_scales_ = Config::kValueScalesAt + value_scale_row<Config>(key) * Config::kValueScaleBytes;
       if constexpr (!kTokensOfValues) value_scales_ += GroupRow<Config::kValue>::offset(p.v, chunk);
     }
     raw_ = control.ring + Config::kRawAt + Stored::group() * (Config::kRawStages * Config::kRawBytes);
@@ -122,7 +122,8 @@ class Producer {
       scales.keys.load(key_scales, scales_);
     }
     if constexpr (Config::kFloatsOfValues) {
-      scales.values.load(p_->v, from + value_scales_, 8 * Config::kValueScaleBytes);
+      constexpr int kRows = Config::kValueScale == ScaleKind::group ? 4 : 8;  // from key to key + 8
+      scales.values.load(p_->v, from + value_scales_, kRows * Config::kValueScaleBytes);
     } else {
       scales.values.load(from + Config::kValueScalesAt + scales_.key_scales, scales_);
     }
