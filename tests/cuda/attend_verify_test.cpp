@@ -1,4 +1,4 @@
-// 12 to 96 query rows of a KV head: the kernels that take up to 64 of them in one pass, and several passes.
+// 12 to 128 query rows of a KV head: the kernels that take up to 64 or 128 of them in one pass, and several passes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(, VerifyRows,
                            return name;
                          });
 
-/// 64 and 256 channels, of which the kernels take up to 64 and 32 rows in a pass.
+/// 64 and 256 channels, of which the kernels take up to 64 and 32 rows in a pass; bf16 of 256 channels 64, from one on.
 class VerifyHeadDim : public testing::TestWithParam<std::tuple<std::int64_t, const char*>> {
  protected:
   static constexpr std::int64_t kHeads = 16, kKvHeads = 2;
@@ -170,7 +170,7 @@ TEST_P(VerifyHeadDim, AgreesWithTheReference) {
     }
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(batch));
     for (std::size_t b = 0; b < lengths.size(); ++b) lengths[b] = keys - static_cast<std::int64_t>(b) * 37 % keys;
-    for (const std::int64_t sq : {2, 3, 8}) {
+    for (const std::int64_t sq : {1, 2, 3, 8, 12}) {
       Case c = dim_case(sq, k, v, lengths, ",centre=mean,v_mean=mean");
       c.problem.causal = true;
       expect_matches(c);
@@ -184,7 +184,7 @@ TEST_P(VerifyHeadDim, AgreesWithTheReference) {
 
 /// In every half of every chunk of 32 channels.
 TEST_P(VerifyHeadDim, BrokenTokensReachTheRowsThatSeeThem) {
-  for (const auto& [in_k, value] : {std::pair{false, NAN}, {true, NAN}, {false, INFINITY}}) {
+  for (const auto& [in_k, value] : {std::pair{false, NAN}, {true, NAN}, {false, INFINITY}, {false, -INFINITY}}) {
     for (std::int64_t channel = 5; channel < dim(); channel += 16) {
       Tensor k = gaussian({2, 200, kKvHeads, dim()}, 93), v = gaussian(k.shape, 94);
       Tensor& broken = in_k ? k : v;
@@ -203,7 +203,10 @@ TEST_P(VerifyHeadDim, BrokenTokensReachTheRowsThatSeeThem) {
 INSTANTIATE_TEST_SUITE_P(, VerifyHeadDim,
                          testing::Combine(testing::Values<std::int64_t>(64, 256),
                                           testing::Values("kv=mxfp4,p=bf16", "kv=nvfp4,p=bf16", "kv=fp8_e4m3,p=bf16",
-                                                          "kv=bf16,p=bf16", "k=nvfp4,v=fp8_e4m3,p=bf16")),
+                                                          "kv=bf16,p=bf16", "k=nvfp4,v=fp8_e4m3,p=bf16",
+                                                          "kv=int8,p=bf16", "kv=int4,p=bf16", "kv=int4_g32,p=bf16",
+                                                          "kv=int4_g64,p=bf16", "k=int4_g128,v=int4,p=bf16",
+                                                          "kv=mxfp4_f32,p=bf16", "kv=mxfp4_f32_b64,p=bf16")),
                          [](const auto& p) {
                            std::string name = std::to_string(std::get<0>(p.param));
                            for (const char ch : std::string(std::get<1>(p.param))) {

@@ -68,6 +68,8 @@ void check_formats(const char* k, const char* v, int head_dim) {
   run("one output", [](CaseShape& s) { s.q_heads = 8, s.kv_heads = 1, s.lengths = {9300}; });
   run("one output, larger capacity",
       [](CaseShape& s) { s.q_heads = 8, s.kv_heads = 1, s.lengths = {700}, s.max_kv = 50000; });
+  run("four outputs, fewer tiles than blocks",
+      [](CaseShape& s) { s.q_heads = 12, s.kv_heads = 4, s.lengths = {70}, s.max_kv = 20000; });
   run("two outputs, larger capacity", [](CaseShape& s) {
     s.batch = 2, s.q_heads = 8, s.kv_heads = 1, s.lengths = {2000, 1980}, s.max_kv = 20000;
   });
@@ -184,6 +186,7 @@ void check_plans() {
     const char *k, *v;
     int rows, page_size;
     bool masked, verify;
+    int head_dim = 128;
   };
   for (const Plan& plan : {Plan{"mxfp4", "mxfp4", 8, 64, false, false},
                            {"mxfp4", "mxfp4", 12, 64, false, true},
@@ -201,15 +204,23 @@ void check_plans() {
                            {"int8", "int8", 32, 64, false, true},
                            {"int8", "int8", 32, 64, true, false},
                            {"int8_g64", "int8_g64", 32, 64, false, false},
+                           {"int8", "int8", 32, 64, false, true, 256},
+                           {"int4_g128", "int4_g128", 32, 64, false, true, 256},
+                           {"int4_g64", "int4_g32", 32, 64, false, true, 64},
+                           {"mxfp4_f32", "mxfp4_f32_b64", 64, 16, false, true, 64},
                            {"bf16", "bf16", 64, 64, false, true},
-                           {"bf16", "bf16", 64, 64, true, true}}) {
+                           {"bf16", "bf16", 64, 64, true, true},
+                           {"bf16", "bf16", 4, 16, false, true, 256},
+                           {"bf16", "bf16", 4, 16, true, false, 256},
+                           {"bf16", "bf16", 4, 24, false, false, 256}}) {
     CaseShape s;
     s.k = plan.k, s.v = plan.v, s.sq = plan.rows / 4, s.page_size = plan.page_size, s.lengths = {64};
+    s.head_dim = plan.head_dim;
     if (plan.masked) s.mask = MaskData::tree;
     if (DecodeCase(s).launch().verify == plan.verify) continue;
     ++failures;
-    std::printf("FAILED %d rows of %s, %s in pages of %d: %s kernel\n", plan.rows, plan.k, plan.v, plan.page_size,
-                plan.verify ? "decode" : "verify");
+    std::printf("FAILED %d rows of %d channels, %s, %s in pages of %d: %s kernel\n", plan.rows, plan.head_dim, plan.k,
+                plan.v, plan.page_size, plan.verify ? "decode" : "verify");
   }
 }
 

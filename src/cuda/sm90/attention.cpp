@@ -13,6 +13,7 @@
 #include "attention/sequences.hpp"
 #include "cuda/sm90/decode/launch.h"
 #include "cuda/sm90/device.hpp"
+#include "cuda/sm90/expand/shapes.h"
 #include "cuda/sm90/support.hpp"
 #include "cuda/sm90/verify/shapes.h"
 
@@ -38,7 +39,7 @@ DecodeShape decode_shape(const AttentionProblem& p) {
   s.fixed_split_keys = p.batch_invariant ? static_cast<std::int32_t>(kFixedSplitKeys) : 0;
   const bool rare = keeps_wide_tokens(p.recipe) || p.recipe.v_mean == VMean::page;
   const auto taken = [&](const BlockFormat& f) {
-    return has_verify_format(f, page_geometry(f, p.head_dim, 1).scale_row_bytes);
+    return has_verify_format(f, p.head_dim, page_geometry(f, p.head_dim, 1).scale_row_bytes);
   };
   s.masked = p.mask != MaskTensor::none || p.alibi || p.softcap > 0.0F;
   // Queries are rounded to nvfp4 and terms added where P is in e4m3 too.
@@ -230,12 +231,14 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
     MPFA_RETURN_IF_ERROR(check_aligned("cache.rank_one", d.rank_one, 16, {d.rank_one_head * bytes}));
     MPFA_RETURN_IF_ERROR(check_aligned("cache.rank_one_page_stride", nullptr, kTermUnit, {d.rank_one_page * bytes}));
   }
-  if (launch.verify && page_geometry(r.k, p.head_dim, 1).scale_row_bytes < 4 && r.k.scale != ScaleType::none) {
-    // Words of them are copied.
+  // Words that hold two bytes of scales are copied.
+  if (launch.verify && page_geometry(r.k, p.head_dim, 1).scale_row_bytes == 2) {
     MPFA_RETURN_IF_ERROR(check_aligned("cache.k.scale_page_stride", nullptr, 4, {d.k.scale_page}));
+  }
+  if (launch.verify && page_geometry(r.v, p.head_dim, 1).scale_row_bytes == 2) {
     MPFA_RETURN_IF_ERROR(check_aligned("cache.v.scale_page_stride", nullptr, 4, {d.v.scale_page}));
   }
-  if (launch.verify && !reaches_pages(d)) {
+  if (launch.verify && !(launch.expand && expand_reaches_all(shape.operands)) && !reaches_pages(d)) {
     return invalid(
         "cache has {} pages whose strides, {}, {}, {} and {} bytes, have no large power of two as divisor; with more "
         "than 8 query rows of a KV head the sm90 kernel reaches 2^32 times that divisor: make them multiples of 256",

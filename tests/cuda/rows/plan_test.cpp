@@ -49,12 +49,34 @@ TEST(PlanDecode, UncentredScalesOfGroupsAreNotRounded) {
   EXPECT_EQ(l.row_blocks, 2);
 }
 
+/// Without a verify kernel, calls with a mask tensor are for the decode kernel.
+TEST(PlanDecode, Bf16Of256ChannelsIsForTheKernelForManyRows) {
+  DecodeShape s = shape_of(1, 2, 16384);
+  s.head_dim = 256, s.operands = {Operand::bf16, Operand::bf16};
+  const DecodeLaunch one = plan_decode(s, kBlocks);
+  EXPECT_TRUE(one.expand);
+  EXPECT_EQ(one.row_tiles, 8);
+  EXPECT_EQ(one.merge_log, 2);
+  EXPECT_EQ(one.blocks, 112);
+  s.batch = 32;
+  EXPECT_EQ(plan_decode(s, kBlocks).merge_log, 1);
+  EXPECT_EQ(plan_decode(s, kBlocks).blocks, 128);
+  s.fixed_split_keys = 512;
+  EXPECT_TRUE(plan_decode(s, kBlocks).expand);
+  EXPECT_EQ(plan_decode(s, kBlocks).merge_log, 0);
+  s.masked = true;
+  EXPECT_FALSE(plan_decode(s, kBlocks).expand);
+  EXPECT_FALSE(plan_decode(s, kBlocks).verify);
+}
+
 TEST(PlanDecode, ShortCallsAreOneBlockAnOutputOrClusters) {
   const auto log = [](const DecodeShape& s) { return plan_decode(s, kBlocks).cluster_log; };
   EXPECT_EQ(log(shape_of(1, 8, 256)), 0);
   EXPECT_EQ(log(shape_of(1, 8, 257)), 3);
   EXPECT_EQ(log(shape_of(1, 8, 8192)), 3);
   EXPECT_EQ(log(shape_of(1, 8, 8193)), -1);
+  EXPECT_EQ(log(shape_of(1, 4, 32768)), 4);
+  EXPECT_EQ(log(shape_of(1, 4, 32769)), -1);
   EXPECT_EQ(log(shape_of(2, 8, 4096)), 2);
   EXPECT_EQ(log(shape_of(8, 8, 512)), 0);
   EXPECT_EQ(log(shape_of(8, 8, 513)), 1);

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 
 #include "cuda/sm90/expand/shapes.h"
 #include "cuda/sm90/verify/shapes.h"
@@ -11,8 +12,8 @@ namespace mpfa::sm90 {
 namespace {
 
 constexpr OperandPair kFp4{Operand::nvfp4, Operand::nvfp4}, kFp8{Operand::e4m3, Operand::e4m3};
-constexpr OperandPair kMixed{Operand::nvfp4, Operand::e4m3};
-constexpr std::int64_t kBlocks = 132;
+constexpr OperandPair kMixed{Operand::nvfp4, Operand::e4m3}, kBf16{Operand::bf16, Operand::bf16};
+constexpr std::int32_t kBlocks = 132;
 
 TEST(RowTiles, AreTheFewestThatHoldTheRows) {
   for (const auto& [rows, fp4, fp8] : {std::array<int, 3>{9, 2, 4}, {16, 2, 4}, {17, 4, 4}, {32, 4, 4}, {33, 8, 8}}) {
@@ -38,8 +39,8 @@ TEST(VerifyKernel, TakesMasksAndRoundedPWith128Channels) {
     EXPECT_EQ(has_rounded_verify_kernel(head_dim, kFp8), head_dim == 128);
   }
   EXPECT_FALSE(has_verify_kernel(96, kFp4));
-  EXPECT_FALSE(has_verify_kernel(256, {Operand::bf16, Operand::bf16}));
-  EXPECT_FALSE(has_verify_kernel(256, {Operand::int4, Operand::int4}));
+  EXPECT_FALSE(has_verify_kernel(256, kBf16));
+  EXPECT_TRUE(has_verify_kernel(256, {Operand::int4, Operand::int4}));
 }
 
 TEST(VerifyKernel, Of64ChannelsTakesFewRowsOfManyOutputs) {
@@ -70,12 +71,36 @@ TEST(ExpandKernel, TakesMoreThan32RowsAndBytesFrom128RowsOn) {
   EXPECT_TRUE(has_expand_kernel(128, kMixed));
   EXPECT_FALSE(has_expand_kernel(64, kFp4));
   EXPECT_TRUE(has_expand_kernel(128, {Operand::int4, Operand::int4}));
-  EXPECT_FALSE(has_expand_kernel(128, {Operand::bf16, Operand::bf16}));
   EXPECT_FALSE(is_expand_faster(32, kFp4, 8));
   EXPECT_TRUE(is_expand_faster(33, kFp4, 8));
   EXPECT_TRUE(is_expand_faster(33, kMixed, 8));
   EXPECT_FALSE(is_expand_faster(64, kFp8, 8));
   EXPECT_TRUE(is_expand_faster(128, kFp8, 16));
+}
+
+TEST(ExpandKernel, Takes128RowsOf16BitsAndAnyNumberOf256Channels) {
+  EXPECT_TRUE(has_expand_blocks(128, kBf16, 2));
+  EXPECT_FALSE(has_expand_blocks(128, kBf16, 1));
+  EXPECT_FALSE(is_expand_faster(64, kBf16, 8));
+  EXPECT_TRUE(is_expand_faster(128, kBf16, 16));
+  EXPECT_FALSE(expands_all_rows(128, kBf16));
+  EXPECT_TRUE(has_expand_blocks(256, kBf16, 1));
+  EXPECT_TRUE(expands_all_rows(256, kBf16));
+  EXPECT_FALSE(expands_all_rows(256, kFp4));
+}
+
+TEST(ExpandMerge, LeavesFewBlocksIdle) {
+  const auto merge = [](std::int32_t outputs, std::int32_t blocks = kBlocks) {
+    const ExpandMerge m = expand_merge(outputs, blocks, kBlocks);
+    return std::pair{m.log, m.splits};
+  };
+  EXPECT_EQ(merge(1), std::pair(2, 112));
+  EXPECT_EQ(merge(2), std::pair(2, 56));
+  EXPECT_EQ(merge(2, 8), std::pair(2, 4));  // few keys
+  EXPECT_EQ(merge(16), std::pair(1, 8));    // by fours 64 blocks of 132 would be idle
+  EXPECT_EQ(merge(64), std::pair(1, 2));
+  EXPECT_EQ(merge(44), std::pair(0, 3));
+  EXPECT_EQ(merge(100), std::pair(0, 1));
 }
 
 TEST(StrideUnit, DividesStepsOfPagesAndOf16Rows) {

@@ -84,8 +84,8 @@ class DecodeCase {
                      s.sq,       shape_.max_kv,          s.fixed_split_keys};
     launch_shape_.window_left = s.window_left;
     launch_shape_.verify = s.verify && sm90::has_verify_pages(s.page_size) &&
-                           sm90::has_verify_format(pool_.k.format, pool_.k.scale_bytes()) &&
-                           sm90::has_verify_format(pool_.v.format, pool_.v.scale_bytes());
+                           sm90::has_verify_format(pool_.k.format, s.head_dim, pool_.k.scale_bytes()) &&
+                           sm90::has_verify_format(pool_.v.format, s.head_dim, pool_.v.scale_bytes());
     launch_shape_.masked = s.mask != MaskData::none || s.softcap > 0.0F;
     launch_ = sm90::plan_decode(launch_shape_, multiprocessors);
     workspace_ = Device<std::uint8_t>(launch_.workspace_bytes);

@@ -9,8 +9,8 @@ namespace mpfa::sm90 {
 inline constexpr int kTileKeys = 32;
 inline constexpr int kMaxSplits = 512;   // partial results of one row
 inline constexpr int kArrivalStep = 16;  // counters of 8 bytes on a line each
-// Blocks of an output that merge through shared memory.
-inline constexpr int kMostClusterLog = 3, kMostCluster = 1 << kMostClusterLog;
+// Blocks of an output that merge through shared memory; the most are for few outputs, up to this capacity.
+inline constexpr int kClusterLog = 3, kMostClusterLog = 4, kMostClusterKeys = 32768;
 
 /// Shared memory of a tile's scales as the MMA loops read them, see scales.cuh.
 constexpr int key_scale_bytes(ScaleKind kind, int chunks) {

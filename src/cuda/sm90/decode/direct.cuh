@@ -93,12 +93,19 @@ struct ClusterExchange {
   /// Waits for what all blocks have sent; the lane's share of it.
   [[nodiscard]] __device__ __forceinline__ Partial receive(int i) const {
     ptx::wait_barrier(barrier());
-    return gather<kMostCluster / Config::kShares>([&](int k) -> Partial {
-      const int block = first_source<Config>() + Config::kShares * k;
-      if (block >> log != 0) return no_keys();
-      const float2 state = states()[at(block, i) / 8];
-      return {outs[at(block, i)], state.x, state.y};
-    });
+    constexpr int kTogether = 8;  // as many as one sequence of 8 KV heads has
+    const auto of_blocks = [&](int from) {
+      return gather<kTogether / Config::kShares>([&](int k) -> Partial {
+        const int block = from + first_source<Config>() + Config::kShares * k;
+        if (block >> log != 0) return no_keys();
+        const float2 state = states()[at(block, i) / 8];
+        return {outs[at(block, i)], state.x, state.y};
+      });
+    };
+    const Partial x = of_blocks(0);
+    if (1 << log <= kTogether) return x;
+    const Partial y = of_blocks(kTogether);
+    return gather<2>([&](int k) -> Partial { return k == 0 ? x : y; });
   }
 };
 

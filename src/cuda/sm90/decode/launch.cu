@@ -76,6 +76,32 @@ void drop_limits(DecodeParams& p) {
   if (p.window_left >= p.max_kv - 1) p.window_left = -1;
 }
 
+/// In clusters of 2^log blocks. cluster: room for what it points to.
+cudaLaunchConfig_t launch_config(const DecodeKernel& kernel, std::int32_t blocks, std::int32_t log,
+                                 cudaLaunchAttribute& cluster) {
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {1U << log, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(kernel.threads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
+  config.attrs = &cluster;
+  config.numAttrs = log > 0 ? 1 : 0;
+  return config;
+}
+
+/// `log`, or less where the device has no room for `clusters` of the most blocks at once: each needs a GPC.
+std::int32_t fitting_cluster(const DecodeKernel& kernel, const void* function, std::int32_t log,
+                             std::int32_t clusters) {
+  if (log < kMostClusterLog) return log;
+  cudaLaunchAttribute cluster{};
+  const cudaLaunchConfig_t config = launch_config(kernel, clusters << log, log, cluster);
+  int there = 0;
+  const bool known = cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
+                     cudaOccupancyMaxActiveClusters(&there, function, &config) == cudaSuccess;
+  return known && there >= clusters ? log : kClusterLog;
+}
+
 }  // namespace
 
 bool has_decode_kernel(OperandPair operands) {
@@ -114,6 +140,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.head_dim = shape.head_dim;
   params.fixed_split = launch.fixed_split;
   params.least_chunk = launch.least_chunk;
+  params.cluster_log = launch.merge_log;
   params.head_div = make_divisor(static_cast<std::uint32_t>(params.kv_heads));
   params.finishes_logits = params.softcap > 0.0F || params.alibi_slopes != nullptr || params.mask.data != nullptr;
   params.mask.quads = has_aligned_quads(params.mask) ? 1 : 0;
@@ -138,9 +165,16 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   std::int32_t blocks = launch.blocks;
   params.splits = blocks * kernel.teams / (params.batch * outputs);
   params.direct = kernel.direct && launch.row_blocks == 1 && may_be_direct(params, launch, kernel.teams);
+  const void* const function = params.direct != 0 && params.window_left >= 0 ? kernel.window : kernel.function;
+  if (const cudaError_t e =
+          cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
+      e != cudaSuccess) {
+    return e;
+  }
   if (params.direct != 0 && launch.cluster_log >= 0) {
-    params.splits = 1 << launch.cluster_log, params.cluster_log = launch.cluster_log;
-    if (kernel.teams == 1) blocks = params.batch * outputs << launch.cluster_log;
+    params.cluster_log = fitting_cluster(kernel, function, launch.cluster_log, params.batch * outputs);
+    params.splits = 1 << params.cluster_log;
+    if (kernel.teams == 1) blocks = params.batch * outputs << params.cluster_log;
   }
   const std::int32_t teams = blocks * kernel.teams;
   params.pairs = params.splits == 2 && params.fixed_split == 0 && blocks % 2 == 0 && kernel.pairs ? 1 : 0;
@@ -158,26 +192,13 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   params.arrivals = reinterpret_cast<std::uint64_t*>(memory + launch.arrivals);
   params.partial_state = reinterpret_cast<float2*>(memory + launch.states);
   params.partial_out = reinterpret_cast<float*>(memory + launch.outs);
-  const void* const function = params.direct != 0 && params.window_left >= 0 ? kernel.window : kernel.function;
-  if (const cudaError_t e =
-          cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
-      e != cudaSuccess) {
-    return e;
-  }
   if (params.fixed_split > 0) {
     const cudaError_t e = cudaMemsetAsync(params.taken, 0, sizeof(std::int32_t), stream);
     if (e != cudaSuccess) return e;
   }
   cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {params.cluster_log > 0 ? 1U << params.cluster_log : 2U, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(kernel.threads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
+  cudaLaunchConfig_t config = launch_config(kernel, blocks, std::max(params.cluster_log, params.pairs), cluster);
   config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = params.pairs != 0 || params.cluster_log > 0 ? 1 : 0;
   void* arguments[] = {&params};
   return cudaLaunchKernelExC(&config, function, arguments);
 }

@@ -77,11 +77,12 @@ struct DecodeParams {
   Divisor block_div, split_div;  // of teams / abreast and splits
   std::int32_t slot_step;        // result slots of a row block of those abreast
 
-  std::int32_t splits;       // blocks of every output if all are equally long; 0: more outputs than blocks
-  std::int32_t direct;       // 1: outputs may be cut by constants alone, see direct.cuh
-  float merge_tiles;         // what a further piece of an output costs at its end, in the time of a tile of a block
-  std::int32_t cluster_log;  // of a direct call: 2^cluster_log blocks of an output are a cluster
-  std::int32_t pairs;        // 1: two splits of an output are a cluster
+  std::int32_t splits;  // blocks of every output if all are equally long; 0: more outputs than blocks
+  std::int32_t direct;  // 1: outputs may be cut by constants alone, see direct.cuh
+  float merge_tiles;    // what a further piece of an output costs at its end, in the time of a tile of a block
+  std::int32_t
+      cluster_log;     // 2^cluster_log blocks of an output are a cluster: of direct calls, and see expand/cluster.cuh
+  std::int32_t pairs;  // 1: two splits of an output are a cluster
   std::int32_t fixed_split;  // tiles of a split; 0: chosen from the lengths, so that every block is busy
   std::int32_t least_chunk;  // tiles: no row has more than kMaxSplits partial results
   std::int32_t* taken;       // chunks that blocks drew after their first one, zero at the start; of fixed splits

@@ -15,6 +15,11 @@ constexpr std::int32_t kOneBlock = 16, kFew = 64;
 
 /// Which kernel the rows of a KV head go to, and how many of them a block takes.
 void choose_kernel(const DecodeShape& shape, std::int64_t rows, std::int32_t multiprocessors, DecodeLaunch& l) {
+  const bool plain = shape.verify && !shape.masked && !shape.rounded;
+  if (plain && expands_all_rows(shape.head_dim, shape.operands)) {
+    l.verify = l.expand = true, l.row_tiles = kExpandRows / 8;
+    return;
+  }
   const bool exists = shape.masked    ? has_masked_verify_kernel(shape.head_dim, shape.operands)
                       : shape.rounded ? has_rounded_verify_kernel(shape.head_dim, shape.operands)
                                       : has_verify_kernel(shape.head_dim, shape.operands);
@@ -64,11 +69,14 @@ std::int32_t choose_cluster(const DecodeShape& shape, std::int64_t tiles, std::i
                             std::int32_t multiprocessors) {
   const std::int32_t head_dim = kernel_head_dim(shape.head_dim);
   if (!has_clusters(head_dim, shape.operands)) return tiles <= kOneBlock ? 0 : -1;
-  std::int32_t log = kMostClusterLog;
+  std::int32_t log = kClusterLog;
   while (log > 1 && (lines << log) * 8 > multiprocessors * 7) --log;  // those that can be there at once
   const std::int32_t row_bits =
       head_dim * (operand_info(shape.operands.key).bits + operand_info(shape.operands.value).bits);
   if (tiles <= (log > 1 ? std::min(8, 16384 / row_bits) : kOneBlock)) return 0;
+  // 16 blocks need a GPC almost to themselves.
+  const bool most = shape.batch == 1 && head_dim <= 128 && lines << kMostClusterLog <= multiprocessors / 2;
+  if (most && seen_keys(shape) <= kMostClusterKeys) return kMostClusterLog;
   return 2 * lines <= multiprocessors && tiles <= 32 << log ? log : -1;
 }
 
@@ -97,6 +105,12 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
 
   l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
   l.teams = choose_teams(shape, l, lines);
+  if (l.expand && expands_all_rows(shape.head_dim, shape.operands) && l.row_blocks == 1 && l.fixed_split == 0 &&
+      2 * lines <= l.blocks) {
+    const ExpandMerge merge = expand_merge(static_cast<std::int32_t>(lines), l.blocks, multiprocessors);
+    l.merge_log = merge.log;
+    if (merge.log > 0) l.blocks = static_cast<std::int32_t>(lines) * merge.splits;
+  }
   l.groups = l.row_tiles == 2 && l.fixed_split == 0 && lines <= l.blocks &&
              multiplies_in_groups(kernel_head_dim(shape.head_dim), shape.operands.key, l.row_tiles);
   l.merge_tiles = l.row_tiles == 1 ? 0.7F : 1.0F;

@@ -66,6 +66,16 @@ __device__ __forceinline__ bool query_is_bf16(const DecodeParams& p) {
   return p.q_bf16 || p.round_q_bf16 || (Config::kRankOne && p.round_q != 0);
 }
 
+/// Pairs of f16 become bf16.
+__device__ __forceinline__ void round_to_bf16(std::uint32_t (&q)[4]) {
+#pragma unroll
+  for (std::uint32_t& pair : q) {
+    const float2 v = unpack_q(pair, false);
+    const __nv_bfloat162 rounded = __floats2bfloat162_rn(v.x, v.y);
+    pair = *reinterpret_cast<const std::uint32_t*>(&rounded);
+  }
+}
+
 /// Centres and rounds a part to nvfp4 or bf16 as the recipe says; returns the largest magnitude of its row.
 template <class Config>
 __device__ __forceinline__ float round_query(const DecodeParams& p, const Work& work, int row, int chunk,
@@ -80,14 +90,10 @@ __device__ __forceinline__ float round_query(const DecodeParams& p, const Work& 
       round_nvfp4(q, p.q_bf16 != 0, channel < channels ? mean : nullptr);
     }
   }
+  if (p.round_q_bf16) round_to_bf16(q);
   std::uint32_t largest_pair = 0;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    if (p.round_q_bf16) {
-      const float2 v = unpack_q(q[k], false);
-      const __nv_bfloat162 rounded = __floats2bfloat162_rn(v.x, v.y);
-      q[k] = *reinterpret_cast<const std::uint32_t*>(&rounded);
-    }
     largest_pair = __vmaxu2(largest_pair, q[k] & 0x7FFF7FFFU);  // magnitudes compare like integers
   }
   const float2 pair = unpack_q(largest_pair, query_is_bf16<Config>(p));

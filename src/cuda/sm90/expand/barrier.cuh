@@ -11,6 +11,10 @@ __device__ __forceinline__ void init_barrier(std::uint32_t barrier, std::int32_t
 __device__ __forceinline__ void arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+/// Arrives when all asynchronous copies that the thread has started are done.
+__device__ __forceinline__ void arrive_behind_copies(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 /// Until the phase of this parity is over.
 __device__ __forceinline__ void wait_phase(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(

@@ -1,14 +1,14 @@
-// The warps that multiply. A warpgroup has 64 rows as A operand in registers, and tiles of K and of V as B operands; P
-// is the A operand of the second product as it comes out of the first. While a warpgroup computes P, the other's
-// products run.
+// The warps that multiply. A warpgroup has 64 rows as A operand, and tiles of K and of V as B operands. While a
+// warpgroup computes P, the other's products run.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include "cuda/sm90/expand/broken_values.cuh"
 #include "cuda/sm90/expand/chunks.cuh"
-#include "cuda/sm90/expand/mma.cuh"
-#include "cuda/sm90/expand/query.cuh"
-#include "cuda/sm90/expand/softmax.cuh"
+#include "cuda/sm90/expand/cluster.cuh"
+#include "cuda/sm90/expand/products.cuh"
 #include "cuda/sm90/verify/finish.cuh"
 
 namespace mpfa::sm90 {
@@ -36,23 +36,50 @@ class Consumer {
       }
       ptx::sync_some<Config::kBlockThreads>(kWorkChosen);
       const bool more = choose && work.more != 0;
-      RawQuery<Config> query{};
-      if (more) query = load_query<Config>(p, work);
-      if (!first) {
-        sync_team<Config>();
-        merge_groups<Config>(p, done.sequence, done.piece, exchange);
-      }
+      Query query{};
+      if (more) begin_query(work, exchange, query);
+      if (!first) merge(exchange, done);
       if (!more) break;
+      // Copies of the first piece are on their way already.
+      if (!Config::kCopies || !first) ptx::sync_some<Config::kBlockThreads>(kRingFree);
       load_shifts<Config>(p, work.sequence, work.piece, exchange);
       if (threadIdx.x == 0 && work.ends_chunk != 0 && work.last == 0) *exchange.taken = atomicAdd(p.taken, 1);
-      store_row_query<Config>(p, work, query, exchange);
+      end_query(work, exchange, query);
       sync_team<Config>();
-      ptx::sync_some<Config::kBlockThreads>(kRingFree);
       multiply(exchange, work);
     }
   }
 
  private:
+  /// What a thread holds of q before it is in shared memory.
+  struct NoQuery {};
+  using Query = std::conditional_t<Config::kCopies, NoQuery, RawQuery<Config>>;
+  __device__ __forceinline__ void begin_query(const Work& work, const Exchange<Config>& exchange, Query& query) const {
+    if constexpr (Config::kCopies) {
+      copy_row_query<Config>(*p_, work, exchange);
+    } else {
+      query = load_query<Config>(*p_, work);
+    }
+  }
+  __device__ __forceinline__ void end_query(const Work& work, const Exchange<Config>& exchange, Query& query) const {
+    if constexpr (Config::kCopies) {
+      finish_row_query<Config>(*p_, work, exchange);
+    } else {
+      store_row_query<Config>(*p_, work, query, exchange);
+    }
+  }
+
+  __device__ __forceinline__ void merge(const Exchange<Config>& exchange, const Work& done) const {
+    if constexpr (Config::kMerges) {
+      if (p_->cluster_log > 0 && done.piece.count > 1 && exchange.schedule->direct()) {
+        ClusterMerge<Config>(*p_, done.sequence, done.piece, exchange).run();
+        return;
+      }
+    }
+    sync_team<Config>();
+    merge_groups<Config>(*p_, done.sequence, done.piece, exchange);
+  }
+
   static constexpr int kGroups = Config::kGroups;
   /// Warpgroups multiply by turns, so that one computes P while the other's products run.
   __device__ __forceinline__ static int warpgroup() { return static_cast<int>(threadIdx.x / 128); }
@@ -68,17 +95,8 @@ class Consumer {
     return ptx::keys_descriptor(ptx::same_in_warp(control_.keys(static_cast<int>(n % Config::kStages))));
   }
   __device__ __forceinline__ std::uint64_t values_of(std::uint32_t n) const {
-    return ptx::values_descriptor(ptx::same_in_warp(control_.values(static_cast<int>(n % Config::kStages))));
-  }
-  /// Starts the scores of a tile.
-  __device__ __forceinline__ void start_scores(std::uint64_t keys, const std::uint32_t (&q)[Config::kD / 16][4],
-                                               float (&x)[kRowScores]) const {
-    ptx::fence_mma();
-#pragma unroll
-    for (int k = 0; k < Config::kD / 16; ++k) {
-      ptx::multiply_async(x, q[k], keys + k / 4 * (Config::kHalfBytes / 16) + k % 4 * 2, k > 0 ? 1 : 0);
-    }
-    ptx::commit_mma();
+    return ptx::values_descriptor<Config::kKeys>(
+        ptx::same_in_warp(control_.values(static_cast<int>(n % Config::kStages))));
   }
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
     if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
@@ -86,16 +104,8 @@ class Consumer {
 
   /// The sums of a piece, to state_.
   __device__ __forceinline__ void multiply(const Exchange<Config>& exchange, const Work& work) {
-    const Tiles tiles = Tiles(work.sequence, work.piece).uniform();
-    const std::uint32_t lane = threadIdx.x % 32;
-    std::uint32_t q[Config::kD / 16][4];
-    const std::int32_t warp_row = first_row<Config>() - static_cast<std::int32_t>(lane / 4);
-#pragma unroll
-    for (std::uint32_t k = 0; k < Config::kD / 16; ++k) {
-      ptx::load_matrices(
-          q[k], ptx::shared_address(exchange.queries) +
-                    query_word(warp_row + static_cast<std::int32_t>(lane % 16), 2 * k + lane / 16, Config::kD * 2));
-    }
+    const Tiles<Config> tiles = Tiles<Config>(work.sequence, work.piece).uniform();
+    const RowQuery<Config> query(exchange, Config::kRowBlocks == 1 ? 0 : warpgroup() * kExpandRows);
 #pragma unroll
     for (float& out : state_.out) out = 0.0F;
 #pragma unroll
@@ -108,14 +118,14 @@ class Consumer {
     const std::uint32_t before = ptx::same_in_warp(done_);
     done_ += static_cast<std::uint32_t>(count);
     std::int32_t i = group(), turns = (count + kGroups - 1) / kGroups;
-    float x[kRowScores];
+    float x[Config::kRowScores];
     ScoreScales<Config> scales;
     bool raised = false;
     if (i < count) {
       raised = wait_tile(before + i);
       begin_exponents(before + i);
       begin_turn();
-      start_scores(keys_of(before + i), q, x);
+      query.start_scores(keys_of(before + i), x);
       end_turn();
       scales.load(control_, before + i);
       ptx::wait_mma<0>();
@@ -129,23 +139,16 @@ class Consumer {
       const std::uint32_t n = before + i;
       const auto stage = static_cast<int>(n % Config::kStages);
       const std::uint64_t keys = keys_of(n + kGroups), values = values_of(n);
-      std::uint32_t pairs[kRowScores / 4][2];
+      std::uint32_t pairs[Config::kRowScores / 4][2];
       scales.multiply(x);
       probabilities(work, tiles, i, stage, raised, x, pairs);
       const std::uint32_t next = n + kGroups;
       const bool more = i + kGroups < count;
       if (more) raised = wait_tile(next);
       begin_turn();
-      ptx::pin(state_.out);
-      ptx::fence_mma();
-#pragma unroll
-      for (int k = 0; k < kExpandKeys / 16; ++k) {
-        const std::uint32_t a[4] = {pairs[2 * k][0], pairs[2 * k][1], pairs[2 * k + 1][0], pairs[2 * k + 1][1]};
-        ptx::multiply_wide_async(state_.out, a, values + k * (16 * 128 / 16));
-      }
-      ptx::commit_mma();
+      start_outputs<Config>(values, pairs, state_.out);
       // Behind the last tile the scores are of whatever lies there, and not used.
-      start_scores(keys, q, x);
+      query.start_scores(keys, x);
       end_turn();
       --turns;
       ptx::wait_mma<1>();
@@ -163,6 +166,7 @@ class Consumer {
   /// Returns whether its scales are not all relative to the same.
   __device__ __forceinline__ bool wait_tile(std::uint32_t n) const {
     ptx::wait_phase(control_.full(static_cast<int>(n % Config::kStages)), n / Config::kStages & 1U);
+    if constexpr (Config::kCopies) ptx::fence_shared_writes();  // those of copies, which none fenced
     return Config::kFollows && control_.raised();
   }
   /// Scores and outputs become relative to the exponents of the first tile.
@@ -182,19 +186,23 @@ class Consumer {
   }
 
   /// P of tile i; adds to the sums of rows.
-  __device__ __forceinline__ void probabilities(const Work& work, const Tiles& tiles, std::int32_t i, int stage,
-                                                bool raised, float (&x)[kRowScores],
-                                                std::uint32_t (&pairs)[kRowScores / 4][2]) {
-    float lifts[kRowScores / 8];
+  __device__ __forceinline__ void probabilities(const Work& work, const Tiles<Config>& tiles, std::int32_t i, int stage,
+                                                bool raised, float (&x)[Config::kRowScores],
+                                                std::uint32_t (&pairs)[Config::kRowScores / 4][2]) {
+    float lifts[Config::kRowScores / 8];
     const bool masked = tiles.masked(i);
     if (__builtin_expect(masked || raised, 0)) {
       if constexpr (Config::kFollows) {
         if (raised) follow_exponents<Config>(control_.units(stage, 0), x, lifts, state_);
       }
       if (masked) {
-        const std::int32_t row0 = work.piece.row_block * Config::kRows, first = tiles.first + i * kExpandKeys;
+        const std::int32_t row0 = work.piece.row_block * Config::kRows, first = tiles.first + i * Config::kKeys;
         mask_row_scores<Config>(*p_, work.sequence, row0, first, tiles.end, x);
-        spread_row_nan<Config>(*p_, work.sequence, row0, first, control_.broken(stage, 0), state_);
+        if constexpr (Config::kCopies) {
+          spread_stored_values<Config>(*p_, work, first, control_.broken(stage, 0), state_);
+        } else {
+          spread_row_nan<Config>(*p_, work.sequence, row0, first, control_.broken(stage, 0), state_);
+        }
       }
     }
     float sum[2];
@@ -206,7 +214,7 @@ class Consumer {
     if constexpr (Config::kFollows) {
       if (__builtin_expect(raised, 0)) {
 #pragma unroll
-        for (int k = 0; k < kRowScores / 2; ++k) {
+        for (int k = 0; k < Config::kRowScores / 2; ++k) {
           const std::uint32_t lift = half2_bits(__float2half2_rn(lifts[k / 4]));
           pairs[k / 2][k % 2] = multiply_half2(pairs[k / 2][k % 2], lift);
         }

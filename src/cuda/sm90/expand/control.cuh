@@ -18,8 +18,8 @@ inline constexpr int kTurn = 5;  // and 6: of the two warpgroups that multiply
 template <class Config>
 struct Control {
   static constexpr int kStages = Config::kStages, kUnitsAt = 2 * kStages * 8, kBrokenAt = kUnitsAt + kStages * 32,
-                       kKeyScalesAt = kBrokenAt + kStages * kExpandKeys * Config::kBrokenBytes,
-                       kRaisedAt = kKeyScalesAt + (Config::kScalesScores ? kStages * kExpandKeys * 4 : 0),
+                       kKeyScalesAt = kBrokenAt + kStages * Config::kKeys * Config::kBrokenBytes,
+                       kRaisedAt = kKeyScalesAt + (Config::kScalesScores ? kStages * Config::kKeys * 4 : 0),
                        kBadAt = kRaisedAt + 4;
   static_assert(kBadAt + 4 <= Config::kControlBytes);
   std::uint32_t ring, at;
@@ -34,13 +34,13 @@ struct Control {
   /// Exponents that scales of K and of V of keys 16 w to 16 w + 15 of the tile are relative to.
   __device__ __forceinline__ std::uint32_t units(int stage, int w) const { return at + kUnitsAt + stage * 32 + w * 8; }
   /// Of every key of a tile that not all rows see: which channels of V are NaN, a bit for each, or for each block of 16
-  /// where no codes are NaN but scales may be.
+  /// where no codes are NaN but scales may be. Of 16 bits: whether any is NaN or infinite.
   __device__ __forceinline__ std::uint32_t broken(int stage, int key) const {
-    return at + kBrokenAt + (stage * kExpandKeys + key) * Config::kBrokenBytes;
+    return at + kBrokenAt + (stage * Config::kKeys + key) * Config::kBrokenBytes;
   }
   /// Scale of a key's token, or the largest of its groups, f32.
   __device__ __forceinline__ std::uint32_t key_scale(int stage, int key) const {
-    return at + kKeyScalesAt + (stage * kExpandKeys + key) * 4;
+    return at + kKeyScalesAt + (stage * Config::kKeys + key) * 4;
   }
   __device__ __forceinline__ void put_units(int stage, int w, std::int32_t key, std::int32_t value) const {
     asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(units(stage, w)), "r"(key), "r"(value) : "memory");
@@ -49,7 +49,7 @@ struct Control {
   /// One thread, before any other uses it.
   __device__ __forceinline__ void start() const {
     for (int s = 0; s < kStages; ++s) {
-      ptx::init_barrier(full(s), 4), ptx::init_barrier(free(s), 4 * Config::kRowBlocks);
+      ptx::init_barrier(full(s), Config::kFullArrivals), ptx::init_barrier(free(s), 4 * Config::kRowBlocks);
     }
     clear();
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -74,7 +74,8 @@ struct Control {
   }
 };
 
-/// The tiles of 64 keys of a piece.
+/// The tiles of a piece.
+template <class Config>
 struct Tiles {
   std::int32_t first, end, count;         // keys [first, end)
   std::int32_t whole_begin, whole_count;  // tiles of which every row sees every key
@@ -83,9 +84,9 @@ struct Tiles {
     const std::int32_t begin = (s.begin / kTileKeys + piece.first_tile) * kTileKeys;
     first = begin;
     end = s.end > s.begin ? min(begin + piece.tiles * kTileKeys, s.end) : begin;
-    count = (end - first + kExpandKeys - 1) / kExpandKeys;
-    whole_begin = max(s.all_begin - first + kExpandKeys - 1, 0) / kExpandKeys;
-    whole_count = max(min(s.all_end, end) - first, 0) / kExpandKeys - whole_begin;
+    count = (end - first + Config::kKeys - 1) / Config::kKeys;
+    whole_begin = max(s.all_begin - first + Config::kKeys - 1, 0) / Config::kKeys;
+    whole_count = max(min(s.all_end, end) - first, 0) / Config::kKeys - whole_begin;
   }
   /// In uniform registers, of which there are more.
   __device__ __forceinline__ Tiles uniform() const {

@@ -8,8 +8,11 @@ namespace mpfa::sm90 {
 
 template <int kHeadDim, Operand kKey, Operand kValue, int kRowBlocks>
 DecodeKernel expand_kernel_of() {
-  using Config = ExpandConfig<kHeadDim, kKey, kValue, kRowBlocks>;
-  return {reinterpret_cast<const void*>(&expand<Config>), Config::kSharedBytes, Config::kBlockThreads};
+  if constexpr (has_expand_blocks(kHeadDim, {kKey, kValue}, kRowBlocks)) {
+    using Config = ExpandConfig<kHeadDim, kKey, kValue, kRowBlocks>;
+    return {reinterpret_cast<const void*>(&expand<Config>), Config::kSharedBytes, Config::kBlockThreads};
+  }
+  return {};
 }
 
 template <int kHeadDim, Operand kKey, Operand kValue>

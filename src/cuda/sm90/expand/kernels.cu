@@ -9,6 +9,9 @@ DecodeKernel expand_kernel(std::int32_t head_dim, OperandPair operands, std::int
     case Operand::fp4_f32: return expand_kernel<128, Operand::fp4_f32, Operand::fp4_f32>(row_blocks);
     case Operand::int4: return expand_kernel<128, Operand::int4, Operand::int4>(row_blocks);
     case Operand::e4m3: return expand_kernel<128, Operand::e4m3, Operand::e4m3>(row_blocks);
+    case Operand::bf16:
+      return head_dim == 256 ? expand_kernel<256, Operand::bf16, Operand::bf16>(row_blocks)
+                             : expand_kernel<128, Operand::bf16, Operand::bf16>(row_blocks);
     case Operand::int8: return expand_kernel<128, Operand::int8, Operand::int8>(row_blocks);
     default: break;
   }

@@ -25,14 +25,14 @@ class Producer {
   __device__ __forceinline__ Producer(const DecodeParams& p, const Control<Config>& control)
       : p_(&p), control_(control), stored_(p) {
     const std::uint32_t key = warp() * kVerifyPage + lane() % 8, chunk = lane() / 8;
-    to_ = chunk / 2 * Config::kHalfBytes + key * 128 + (chunk % 2 * 4 ^ key % 8) * 16;
+    to_ = chunk / 2 * Config::kPartBytes + key * 128 + (chunk % 2 * 4 ^ key % 8) * 16;
     key_codes_ = code_offset<Config::kKeyRowBytes>(key, chunk * Chunk<Config::kKey>::kPieces);
     value_codes_ = Config::kValuesAt + code_offset<Config::kValueRowBytes>(key, chunk * Chunk<Config::kValue>::kPieces);
     scales_.key_select = chunk | (chunk + 4) << 8;
     scales_.key_scales = key * Config::kKeyScaleBytes + (Config::kKeyScale == ScaleKind::e4m3 ? 2 * chunk : 0);
     if constexpr (Config::kGroupsOfKeys) scales_.key_scales += GroupRow<Config::kKey>::offset(p.k, chunk);
     if constexpr (Config::kFloatsOfValues) {
-      value_scales_ = Config::kValueScalesAt + key * Config::kValueScaleBytes;
+      value_scales_ = Config::kValueScalesAt + value_scale_row<Config>(key) * Config::kValueScaleBytes;
       if constexpr (!kTokensOfValues) value_scales_ += GroupRow<Config::kValue>::offset(p.v, chunk);
     }
     raw_ = control.ring + Config::kRawAt + Stored::group() * (Config::kRawStages * Config::kRawBytes);
@@ -44,7 +44,7 @@ class Producer {
       ptx::sync_some<Config::kBlockThreads>(kWorkChosen);
       const Work& work = exchange.work[round % 2];
       if ((round > 0 && exchange.work[round % 2 ^ 1].last != 0) || work.more == 0) return;
-      const Tiles tiles(work.sequence, work.piece);
+      const Tiles<Config> tiles(work.sequence, work.piece);
       stored_.enter(work, tiles);
 #pragma unroll 1
       for (int i = 0; i < Config::kRawStages; ++i) stored_.copy(raw_ + i * Config::kRawBytes, work, tiles, i);
@@ -69,7 +69,7 @@ class Producer {
   }
 
   /// All warps begin relative to the largest scales of the first tile.
-  __device__ __forceinline__ void begin_exponents(const Work& work, const Tiles& tiles) {
+  __device__ __forceinline__ void begin_exponents(const Work& work, const Tiles<Config>& tiles) {
     std::uint32_t k[2] = {0, 0}, v[2] = {0, 0};
     float largest[2] = {0.0F, 0.0F};
 #pragma unroll
@@ -122,7 +122,8 @@ class Producer {
       scales.keys.load(key_scales, scales_);
     }
     if constexpr (Config::kFloatsOfValues) {
-      scales.values.load(p_->v, from + value_scales_, 8 * Config::kValueScaleBytes);
+      constexpr int kRows = Config::kValueScale == ScaleKind::group ? 4 : 8;  // from key to key + 8
+      scales.values.load(p_->v, from + value_scales_, kRows * Config::kValueScaleBytes);
     } else {
       scales.values.load(from + Config::kValueScalesAt + scales_.key_scales, scales_);
     }
@@ -167,7 +168,7 @@ class Producer {
     for (int k = 0; k < 2; ++k) values[k].expand(control_.values(stage) + to_, scales.values, k);
   }
 
-  __device__ __forceinline__ void expand(const Work& work, const Tiles& tiles) {
+  __device__ __forceinline__ void expand(const Work& work, const Tiles<Config>& tiles) {
     std::uint32_t from = raw_;
     const std::uint32_t last = raw_ + (Config::kRawStages - 1) * Config::kRawBytes;
 #pragma unroll 1
@@ -226,12 +227,12 @@ class Producer {
 
   /// Of a tile of which rows see different keys: zeros for keys that no row sees, and for NaN of V, of which the rows
   /// are told.
-  __device__ __forceinline__ void hide(const Work& work, const Tiles& tiles, std::int32_t i, std::uint32_t from,
+  __device__ __forceinline__ void hide(const Work& work, const Tiles<Config>& tiles, std::int32_t i, std::uint32_t from,
                                        int stage, Scales& scales) const {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const std::uint32_t own = warp() * kVerifyPage + lane() % 8 + 8 * k;
-      const std::int32_t key = tiles.first + i * kExpandKeys + static_cast<std::int32_t>(own);
+      const std::int32_t key = tiles.first + i * Config::kKeys + static_cast<std::int32_t>(own);
       const bool outside = key < work.sequence.begin || key >= tiles.end;
       if constexpr (Config::kFloatsOfValues) {
         Chunk<Config::kValue> codes;

@@ -22,13 +22,13 @@ class StoredTiles {
   }
 
   /// Before the copies of a piece.
-  __device__ __forceinline__ void enter(const Work& work, const Tiles& tiles) {
+  __device__ __forceinline__ void enter(const Work& work, const Tiles<Config>& tiles) {
     pages_.enter(work.piece.head);
     bad_page_ = false;
     ahead_ = ask(work, tiles, 0);
   }
   /// Starts the copies of tile i of the warpgroup, if there is one.
-  __device__ __forceinline__ void copy(std::uint32_t to, const Work& work, const Tiles& tiles, std::int32_t i) {
+  __device__ __forceinline__ void copy(std::uint32_t to, const Work& work, const Tiles<Config>& tiles, std::int32_t i) {
     if (i % kLookUp == 0) {
       const bool bad = static_cast<std::uint32_t>(ahead_) >= static_cast<std::uint32_t>(p_->num_pages);
       bad_page_ = bad_page_ || (bad && own_key(tiles, i) < tiles.end);
@@ -58,10 +58,10 @@ class StoredTiles {
  private:
   static constexpr std::int32_t kLookUp = 16;
   /// First key of tile i + l, of lanes l and l + 16.
-  __device__ __forceinline__ static std::int32_t own_key(const Tiles& tiles, std::int32_t i) {
-    return tiles.first + tile(i + static_cast<std::int32_t>(threadIdx.x % kLookUp)) * kExpandKeys;
+  __device__ __forceinline__ static std::int32_t own_key(const Tiles<Config>& tiles, std::int32_t i) {
+    return tiles.first + tile(i + static_cast<std::int32_t>(threadIdx.x % kLookUp)) * Config::kKeys;
   }
-  __device__ __forceinline__ std::int32_t ask(const Work& work, const Tiles& tiles, std::int32_t i) const {
+  __device__ __forceinline__ std::int32_t ask(const Work& work, const Tiles<Config>& tiles, std::int32_t i) const {
     return pages_.ask(work, own_key(tiles, i));
   }
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ std::uint32_t expand_blocks(const DecodeParams& p, co
   }
   std::uint32_t halves[Config::kWarpChunks * ValueScales<Config>::kBlocks];
   if constexpr (kScalesSums<Config>) {
-    if (follow_groups(fmaxf(fabsf(stored.x), fabsf(stored.y)), state.bias, tile.keep)) tile.rare |= Rare::kScaled;
+    if (follow_groups(ValueScales<Config>::largest(stored), state.bias, tile.keep)) tile.rare |= Rare::kScaled;
     ValueScales<Config>::convert(stored, halves, state.bias);
   } else {
     bool beyond = ValueScales<Config>::convert(stored, halves, state.bias);

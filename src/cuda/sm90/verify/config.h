@@ -15,7 +15,7 @@ struct VerifyConfig {
   static constexpr OperandInfo kKeyInfo = kOperandInfo<kKey>, kValueInfo = kOperandInfo<kValue>;
   static constexpr ScaleKind kKeyScale = verify_scale(kKey), kValueScale = verify_scale(kValue);
   // What the decode kernel's begin and end of a piece ask for.
-  static constexpr bool kPlain = false, kGeneral = false;
+  static constexpr bool kPlain = false, kGeneral = false, kCopies = false;
   static constexpr bool kMasked = kCase == VerifyCase::masked, kRoundsP = kCase == VerifyCase::rounded;
   /// Takes the queries of recipe `mpfa`, as in the decode kernel.
   static constexpr bool kRankOne = kRoundsP && OperandPair{kKey, kValue} == kMixedPair;
@@ -25,7 +25,7 @@ struct VerifyConfig {
   static constexpr int kTeams = kTeamCount, kGroups = kBlockGroups / kTeams;
   static constexpr int kWarps = 4 * kGroups, kThreads = 32 * kWarps;  // of a team
   /// Scales of a token are half of the word that the least copy has: the word with them comes, see scale_begin.
-  static constexpr bool kPartWords = kD == 64 && kKeyScale == ScaleKind::e8m0;
+  static constexpr bool kPartWords = kD == 64 && (kKeyScale == ScaleKind::e8m0 || kKey == Operand::int4);
   static constexpr int kKeyRowBytes = kD * kKeyInfo.bits / 8, kValueRowBytes = kD * kValueInfo.bits / 8;
   static constexpr int kScores = kRows / 2;  // of a thread: keys g, g + 8 of its warp's 16, columns 8 n + 2 t + j
   static constexpr int kHalves = kD / 64;    // halves of chunks, 16 channels, that a warp has of V, see ValuePart
@@ -35,12 +35,16 @@ struct VerifyConfig {
   /// Where few registers are left: P is added to the sums before it is known whether they fit; and nothing is kept or
   /// asked for early.
   static constexpr bool kAddsEarly = kMasked || kValueInfo.bits > 4 || kFewRegisters;
-  static constexpr bool kScarce = kMasked || kValueInfo.bits > 4 || (kKeyScale == ScaleKind::group && kRowTiles == 4);
+  static constexpr bool kScarce = kMasked || kValueInfo.bits > 4 ||
+                                  (kKeyScale == ScaleKind::group && kRowTiles == (kD < 256 ? 4 : 2));
   static_assert(has_verify_kernel(kD, {kKey, kValue}));
 
   // A stage: codes of K, codes of V, scales of K, scales of V, and what a mask tensor or the rank-one terms of up to 8
   // query heads have of the tile.
   static constexpr int kKeyScaleBytes = scale_room(kKey, kD), kValueScaleBytes = scale_room(kValue, kD);
+  // From key to key; more bytes are a second block, 16 of every key.
+  static constexpr int kKeyScaleStep = kKeyScaleBytes < 16 ? kKeyScaleBytes : 16;
+  static constexpr int kValueScaleStep = kValueScaleBytes < 16 ? kValueScaleBytes : 16;
   static constexpr int kValuesAt = kVerifyKeys * kKeyRowBytes, kKeyScalesAt = kValuesAt + kVerifyKeys * kValueRowBytes;
   static constexpr int kValueScalesAt = kKeyScalesAt + kVerifyKeys * kKeyScaleBytes;
   static constexpr int kMaskAt = kValueScalesAt + kVerifyKeys * kValueScaleBytes, kTermsAt = kMaskAt;

@@ -28,9 +28,11 @@ struct GroupRow {
   static constexpr bool kIntegers = kOperand == Operand::int4;
 
   __device__ __forceinline__ static std::uint32_t offset(const DecodePages& pages, std::uint32_t chunk) {
-    return kIntegers && pages.row_scale != 0 ? 0U : (chunk >> pages.scale_shift) * (kIntegers ? 2U : 4U);
+    const std::uint32_t group = chunk >> pages.scale_shift;
+    if constexpr (kIntegers) return pages.row_scale != 0 ? 0U : group * 2;
+    return group % 4 * 4 + group / 4 * (16 * kVerifyKeys);
   }
-  /// At a shared address.
+  /// At a shared address, of int4 as f16 or f32.
   __device__ __forceinline__ static float load(const DecodePages& pages, std::uint32_t at) {
     if (kIntegers && pages.row_scale == 0) {
       std::uint16_t half;
@@ -61,21 +63,49 @@ inline constexpr std::uint32_t kNoGroups = 253U << 23;  // no scale seen yet
 /// K's scales of the thread's keys g and g + 8 and two chunks, by way of the warp's scratch memory.
 template <class Config>
 struct SumScales {
-  static_assert(Config::kChunks == 4);
+  static constexpr int kOfLane = Config::kChunks / 2;  // scales of a key of the warp that a lane puts there
+  // They lie as [half of 8 chunks][key][chunk].
+  static constexpr std::uint32_t kKeyBytes = Config::kChunks < 8 ? Config::kChunks * 4 : 16,
+                                 kHalfBytes = 16 * kKeyBytes;
   float key[2][2];  // [key][chunk]
 
-  /// The lane's two chunks of one key.
+  /// Of which key and from which chunk on: a single one goes where the lane puts V's scales, 8 words for every t.
+  __device__ __forceinline__ static std::uint32_t key_of_lane() {
+    const std::uint32_t lane = threadIdx.x % 32;
+    return kOfLane == 1 ? lane % 4 * 4 + lane / 8 : lane / 2;
+  }
+  __device__ __forceinline__ static std::uint32_t first_of_lane() {
+    return kOfLane == 1 ? threadIdx.x / 4 % 2 : threadIdx.x % 2 * kOfLane;
+  }
+  /// Where that is, and where the lane finds those of key g.
+  __device__ __forceinline__ static std::uint32_t put_place() {
+    return first_of_lane() / 4 * kHalfBytes + key_of_lane() * kKeyBytes + first_of_lane() % 4 * 4;
+  }
+  __device__ __forceinline__ static std::uint32_t take_place() { return threadIdx.x % 32 / 4 * kKeyBytes; }
+
   __device__ __forceinline__ static void put(const DecodePages& pages, std::uint32_t stage, const Lane<Config>& own) {
     using Row = GroupRow<Config::kKey>;
-    const float a = Row::load(pages, stage + own.key_scales), b = Row::load(pages, stage + own.next_key_scales);
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(own.put_key_scales), "f"(a), "f"(b) : "memory");
+    float x[kOfLane];
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      x[i] = Row::load(pages, stage + own.key_scales + Row::offset(pages, i));
+    }
+    if constexpr (kOfLane == 1) {
+      asm volatile("st.shared.f32 [%0], %1;" ::"r"(own.put_key_scales), "f"(x[0]) : "memory");
+    } else if constexpr (kOfLane == 2) {
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(own.put_key_scales), "f"(x[0]), "f"(x[1]) : "memory");
+    } else {
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(own.put_key_scales), "f"(x[0]), "f"(x[1]),
+                   "f"(x[2]), "f"(x[3])
+                   : "memory");
+    }
   }
   /// Of chunks 2 pair and 2 pair + 1, after __syncwarp.
   __device__ __forceinline__ void take(const Lane<Config>& own, int pair) {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       std::uint32_t two[2];
-      load_words(two, own.take_key_scales + k * 128 + pair * 8);
+      load_words(two, own.take_key_scales + k * 8 * kKeyBytes + pair / 2 * kHalfBytes + pair % 2 * 8);
       key[k][0] = __uint_as_float(two[0]), key[k][1] = __uint_as_float(two[1]);
     }
   }

@@ -158,7 +158,8 @@ __device__ __forceinline__ void merge_groups(const DecodeParams& p, const Sequen
     constexpr bool kFew =
         Config::kRankOne || kScalesSums<Config> || (Config::kRows == 64 && Config::kKeyInfo.bits == 8);
     constexpr int kMost = kFew || kOwn > 1 ? 2 : 4;
-    constexpr int kTogether = kRowsOfWarp < kMost ? kRowsOfWarp : kMost, kPieces = kTogether == 1 ? 4 : 2;
+    constexpr int kTogether = kRowsOfWarp < kMost ? kRowsOfWarp : kMost,
+                  kPieces = kTogether == 1 || Config::kCopies ? 4 : 2;
     const std::int64_t first = static_cast<std::int64_t>(piece.slot - piece.index) * Config::kRows;
 #pragma unroll 1
     for (int row = warp; row < rows; row += kTogether * Config::kWarps) {

@@ -97,7 +97,8 @@ __device__ __forceinline__ void start_scores(KeyCodes<Config>& keys, std::uint32
 /// Scores of the warpgroup's tile as sums of chunks of 32 channels, which are scaled one by one.
 template <class Config>
 struct ScoreSums {
-  float sum[2][Config::kScores];
+  static constexpr bool kTwo = Config::kChunks == 2;  // the first sum is scaled where it is
+  float sum[kTwo ? 1 : 2][Config::kScores];
   SumScales<Config> scales;
 
   /// All but the end of the last chunk. `codes`: of the lane's row for matrix loads.
@@ -115,9 +116,10 @@ struct ScoreSums {
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         const std::uint32_t a[4] = {f[0][2 * s], f[1][2 * s], f[0][2 * s + 1], f[1][2 * s + 1]};
-        ptx::multiply_async(sum[c % 2], a, rows + (2 * c + s) * 2 * Config::kRows, s);
+        ptx::multiply_async(of_chunk(c, x), a, rows + (2 * c + s) * 2 * Config::kRows, s);
       }
       ptx::commit_mma();
+      if (c % 2 == 1) scales.take(own, c / 2);
       ptx::wait_mma<1>();  // at first of what was started before
       if (c > 0) add(c - 1, own, x);
     }
@@ -128,13 +130,15 @@ struct ScoreSums {
   }
 
  private:
+  __device__ __forceinline__ float (&of_chunk(int c, float (&x)[Config::kScores]))[Config::kScores] {
+    return !kTwo ? sum[c % 2] : c == 0 ? x : sum[0];
+  }
   __device__ __forceinline__ void add(int c, const Lane<Config>& own, float (&x)[Config::kScores]) {
-    if (c % 2 == 0) scales.take(own, c / 2);
-    ptx::pin(sum[c % 2]);
+    ptx::pin(of_chunk(c, x));
 #pragma unroll
     for (int i = 0; i < Config::kScores; ++i) {
-      const float scale = scales.key[i / 2 % 2][c % 2];
-      x[i] = c == 0 ? sum[0][i] * scale : fmaf(sum[c % 2][i], scale, x[i]);
+      const float scale = scales.key[i / 2 % 2][c % 2], all = of_chunk(c, x)[i];
+      x[i] = c == 0 ? all * scale : fmaf(all, scale, x[i]);
     }
   }
 };

@@ -40,7 +40,7 @@ struct ValuePart {
   }
 };
 
-/// Where the scales of a key of a tile begin in the word that is copied for them, if they are two bytes.
+/// Where the scales of a key of a tile begin in the word that is copied for them: they may be two bytes.
 template <class Config>
 __device__ __forceinline__ std::uint32_t scale_begin(const DecodePages& pages, std::int32_t head, std::uint32_t key) {
   if constexpr (!Config::kPartWords) return 0;
@@ -52,11 +52,11 @@ __device__ __forceinline__ std::uint32_t scale_begin(const DecodePages& pages, s
 /// tile.
 template <class Config>
 struct Lane : KeyScalePlace {
-  std::uint32_t keys, values, value_scales;                        // of the stage
-  std::uint32_t value_select;                                      // as key_select
-  std::uint32_t value_bytes;                                       // with 64 channels, see ValueSteps
-  std::uint32_t put_scales, take_scales;                           // of shared memory
-  std::uint32_t next_key_scales, put_key_scales, take_key_scales;  // groups of K
+  std::uint32_t keys, values, value_scales;       // of the stage
+  std::uint32_t value_select;                     // as key_select
+  std::uint32_t value_bytes;                      // with 64 channels, see ValueSteps
+  std::uint32_t put_scales, take_scales;          // of shared memory
+  std::uint32_t put_key_scales, take_key_scales;  // groups of K
 
   __device__ __forceinline__ void enter(const DecodeParams& p, std::int32_t head, std::uint32_t scratch) {
     const std::uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32 % 4;
@@ -64,13 +64,16 @@ struct Lane : KeyScalePlace {
                    kTwoHalves = Config::kValueScale == ScaleKind::e4m3;
     // Bytes of rows of scales that are the thread's, or the warp's: e8m0 is selected from words up to 128 channels.
     constexpr std::uint32_t kChunks = Config::kChunks, kOfThread = kKeysOfFour ? kChunks / 2 : kChunks / 8 * 2,
-                            kOfChunk = kTwoHalves ? 2 : Config::kWarpChunks - 1;
+                            kOfChunk = kTwoHalves                               ? 2
+                                       : Config::kValueScale == ScaleKind::e8m0 ? Config::kWarpChunks - 1
+                                                                                : 0;
     const std::uint32_t chunk = ValuePart<Config>().chunk;
     keys = 16 * warp * Config::kKeyRowBytes + code_offset<Config::kKeyRowBytes>(g, t * kChunks / 4) +
            (kChunks == 2 ? t % 2 * 8 : 0);
-    key_scales = Config::kKeyScalesAt + (16 * warp + g) * Config::kKeyScaleBytes + kOfThread * t;
+    key_scales = Config::kKeyScalesAt + (16 * warp + g) * Config::kKeyScaleStep + kOfThread * t;
     values = Config::kValuesAt + code_offset<Config::kValueRowBytes>(lane, chunk);
-    value_scales = Config::kValueScalesAt + 2 * lane * Config::kValueScaleBytes + kOfChunk * chunk;
+    value_scales =
+        Config::kValueScalesAt + value_scale_row<Config>(2 * lane) * Config::kValueScaleStep + kOfChunk * chunk;
     const auto begin = [&](const DecodePages& pages, std::uint32_t key) {
       return scale_begin<Config>(pages, head, key % kVerifyPage);
     };
@@ -79,21 +82,24 @@ struct Lane : KeyScalePlace {
     value_bytes = 0x6240 + 0x1111 * ValuePart<Config>().half;
     put_scales = scratch + t * 32 + g * 4;
     take_scales = scratch + t * 32 + (kTwoHalves ? g / 4 * 128 : 0);
+    ptx::keep_in_register(put_scales);
     if constexpr (kScalesSums<Config>) {
-      // Keys by matrix loads; a lane has two chunks' scales of key lane / 2.
+      // Keys by matrix loads.
       using Row = GroupRow<Config::kKey>;
-      const std::uint32_t key = 16 * warp + lane / 2, chunk = lane % 2 * 2;
+      using Sums = SumScales<Config>;
+      const std::uint32_t key = Sums::key_of_lane(), first = Sums::first_of_lane();
       keys = 16 * warp * Config::kKeyRowBytes + matrix_row<Config::kKeyRowBytes>();
-      key_scales = Config::kKeyScalesAt + key * Config::kKeyScaleBytes + Row::offset(p.k, chunk);
-      next_key_scales = key_scales + Row::offset(p.k, chunk + 1) - Row::offset(p.k, chunk);
-      put_key_scales = scratch + Config::kValueScratchBytes + lane * 8;
-      take_key_scales = scratch + Config::kValueScratchBytes + g * 16;
-      for (std::uint32_t* x : {&next_key_scales, &put_key_scales, &take_key_scales}) ptx::keep_in_register(*x);
+      key_scales =
+          Config::kKeyScalesAt + (16 * warp + key) * Config::kKeyScaleStep + Row::offset(p.k, first) + begin(p.k, key);
+      put_key_scales = (kChunks == 2 ? put_scales : scratch + Sums::put_place()) + Config::kValueScratchBytes;
+      take_key_scales = scratch + Config::kValueScratchBytes + Sums::take_place();
+      if constexpr (kChunks < 8) ptx::keep_in_register(take_key_scales);
+      if constexpr (kChunks == 4) ptx::keep_in_register(put_key_scales);
     }
-    if constexpr (Config::kValueScale == ScaleKind::group) value_scales += GroupRow<Config::kValue>::offset(p.v, warp);
-    for (std::uint32_t* x : {&keys, &key_scales, &values, &value_scales, &put_scales, &take_scales}) {
-      ptx::keep_in_register(*x);
+    if constexpr (Config::kValueScale == ScaleKind::group) {
+      value_scales += GroupRow<Config::kValue>::offset(p.v, chunk) + begin(p.v, 2 * lane);
     }
+    for (std::uint32_t* x : {&keys, &key_scales, &values, &value_scales, &take_scales}) ptx::keep_in_register(*x);
     if constexpr (Config::kKeyScale == ScaleKind::e8m0 && kChunks <= 4) ptx::keep_in_register(key_select);
     if constexpr (Config::kValueScale == ScaleKind::e8m0 && kChunks <= 4) ptx::keep_in_register(value_select);
     if constexpr (kChunks == 2) ptx::keep_in_register(value_bytes);

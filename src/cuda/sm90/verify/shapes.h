@@ -24,14 +24,11 @@ constexpr int verify_groups(std::int64_t head_dim, int row_tiles, Operand value)
 /// The pair of recipe `mpfa`.
 inline constexpr OperandPair kMixedPair{Operand::nvfp4, Operand::e4m3};
 
-/// Whether there is a verify kernel. With 64 and 256 channels there are those without mask tensors and with P in 16
-/// bits.
+/// Whether there is a verify kernel; of 64 and 256 channels there are those without mask tensors and with P in 16 bits.
 constexpr bool has_verify_kernel(std::int64_t head_dim, OperandPair operands) {
-  if (head_dim == 128) return operands.key == operands.value || operands == kMixedPair;
-  if (head_dim != 64 && head_dim != 256) return false;
-  constexpr auto kAlike = [](Operand o) { return OperandPair{o, o}; };
-  return operands == kAlike(Operand::mxfp4) || operands == kAlike(Operand::nvfp4) || operands == kMixedPair ||
-         operands == kAlike(Operand::e4m3) || (operands == kAlike(Operand::bf16) && head_dim == 64);
+  if (head_dim != 64 && head_dim != 128 && head_dim != 256) return false;
+  if (head_dim == 256 && operands.value == Operand::bf16) return false;
+  return operands.key == operands.value || operands == kMixedPair;
 }
 /// Whether it is faster than the decode kernel for so many rows and `outputs`, sequences times KV heads, on `blocks`.
 constexpr bool is_verify_faster(std::int64_t head_dim, std::int64_t rows, std::int64_t outputs, std::int64_t blocks) {
@@ -47,10 +44,10 @@ inline constexpr std::int32_t kTermUnit = 64;  // bytes that divide the terms of
 constexpr bool has_verify_pages(std::int64_t page_size) {
   return page_size % kVerifyPage == 0;
 }
-/// Whether it takes a format with these bytes of scales of a token, which it copies by words or as half of one: 8-bit
-/// formats have one scale.
-constexpr bool has_verify_format(const BlockFormat& f, std::int64_t scale_bytes) {
-  const bool words = scale_bytes % 4 == 0 || (f.scale == ScaleType::e8m0 && scale_bytes == 2);
+/// Whether it takes a format with these bytes of scales of a token, which it copies by words or, with 64 channels, as
+/// half of one: 8-bit formats have one scale.
+constexpr bool has_verify_format(const BlockFormat& f, std::int64_t head_dim, std::int64_t scale_bytes) {
+  const bool words = scale_bytes % 4 == 0 || (head_dim == 64 && scale_bytes == 2);
   return words && (f.element != Element::int8 || f.block_channels == 0);
 }
 

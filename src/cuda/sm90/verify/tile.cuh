@@ -53,6 +53,13 @@ struct GroupRows {
   }
 };
 
+/// Row of the scales of a key of V in a stage. A lane reads those of two keys, 2 l and 2 l + 1: of groups even keys
+/// come first, so that its neighbours read what lies side by side.
+template <class Config>
+__device__ __forceinline__ std::uint32_t value_scale_row(std::uint32_t key) {
+  return Config::kValueScale == ScaleKind::group ? key / 2 + key % 2 * (kVerifyKeys / 2) : key;
+}
+
 template <class Config>
 class GroupPages {
  public:
@@ -67,12 +74,12 @@ class GroupPages {
     scales_ = scaled.scales + head * scaled.scale_head + static_cast<std::int64_t>(lane % 16) * scaled.scale_row;
     scale_bytes_ = !kAlike && lane < 16 ? Config::kKeyScaleBytes : scaled.scale_bytes;
     if constexpr (Config::kPartWords) {
-      const auto before = static_cast<std::int32_t>(reinterpret_cast<std::uintptr_t>(scales_) & 2U);
-      scales_ -= before, scale_bytes_ = 2 + before;
+      scales_ -= reinterpret_cast<std::uintptr_t>(scales_) & 2U;
     }
     to_ = KeyRows::place(), value_to_ = ValueRows::place();
     scale_to_ = (lane < 16 ? Config::kKeyScalesAt : Config::kValueScalesAt) +
-                (kVerifyPage * warp + lane % 16) * (lane < 16 ? Config::kKeyScaleBytes : Config::kValueScaleBytes);
+                (lane < 16 ? (kVerifyPage * warp + lane) * Config::kKeyScaleStep
+                           : value_scale_row<Config>(kVerifyPage * warp + lane % 16) * Config::kValueScaleStep);
     ptx::keep_in_register(k_);
     ptx::keep_in_register(v_);
     ptx::keep_in_register(scales_);
@@ -131,15 +138,22 @@ class GroupPages {
       }
     }
     if constexpr (Config::kPartWords) {
-      ptx::copy_async_part4<4>(stage + scale_to_, scales, scale_bytes_);
+      ptx::copy_async_small<4>(stage + scale_to_, scales);
     } else if constexpr (!kAlike) {
       ptx::copy_async_if<Config::kKeyScaleBytes>(scale_bytes_, stage + scale_to_, scales);
       if constexpr (Config::kKeyScaleBytes != Config::kValueScaleBytes) {
         ptx::copy_async_if<Config::kValueScaleBytes>(scale_bytes_, stage + scale_to_, scales);
       }
     } else if constexpr (Config::kKeyScale == ScaleKind::group) {
-      ptx::copy_async_if<Config::kKeyScaleBytes>(scale_bytes_, stage + scale_to_, scales);
-      ptx::copy_async_if<Config::kKeyScaleBytes / 2>(scale_bytes_, stage + scale_to_, scales);
+      constexpr int kMost = Config::kKeyScaleBytes;
+      if constexpr (kMost == 32) {
+        ptx::copy_async_small<16>(stage + scale_to_, scales);
+        ptx::copy_async_if<16>(scale_bytes_ - 16, stage + scale_to_ + 16 * kVerifyKeys, scales + 16);
+      } else {
+        ptx::copy_async_if<kMost>(scale_bytes_, stage + scale_to_, scales);
+        ptx::copy_async_if<kMost / 2>(scale_bytes_, stage + scale_to_, scales);
+        if constexpr (kMost == 16 && Config::kD == 256) ptx::copy_async_if<4>(scale_bytes_, stage + scale_to_, scales);
+      }
     } else if constexpr (Config::kKeyScale == ScaleKind::row) {
       ptx::copy_async_if<4>(scale_bytes_, stage + scale_to_, scales);
     } else if constexpr (Config::kKeyScale != ScaleKind::none) {

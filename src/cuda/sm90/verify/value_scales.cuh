@@ -22,7 +22,10 @@ struct ValueScales {
   struct Words {
     std::uint32_t w[kChunks];
   };
-  using Codes = std::conditional_t<kKind == ScaleKind::group, float2, Words>;
+  struct Floats {
+    float key[2][kChunks];
+  };
+  using Codes = std::conditional_t<kKind == ScaleKind::group, Floats, Words>;
   std::uint32_t pair[kChunks][8];
 
   /// The stored ones of the lane's keys 2 l and 2 l + 1: e8m0 in halves; e4m3 block 0 of both keys, block 1 of both;
@@ -30,7 +33,15 @@ struct ValueScales {
   __device__ __forceinline__ static Codes codes(const DecodePages& pages, std::uint32_t at, const Lane<Config>& own) {
     if constexpr (kKind == ScaleKind::group) {
       using Row = GroupRow<Config::kValue>;
-      return make_float2(Row::load(pages, at), Row::load(pages, at + Config::kValueScaleBytes));
+      // In its word the second key's scale may be the other half.
+      const std::uint32_t other = Config::kPartWords ? at ^ (pages.scale_row & 2U) : at;
+      const std::uint32_t key[2] = {at, other + kVerifyKeys / 2 * Config::kValueScaleStep};
+      Floats codes;
+#pragma unroll
+      for (int i = 0; i < 2 * kChunks; ++i) {
+        codes.key[i % 2][i / 2] = Row::load(pages, key[i % 2] + Row::offset(pages, i / 2));
+      }
+      return codes;
     } else if constexpr (kKind == ScaleKind::e8m0 && kChunks == 1) {
       std::uint32_t w[2];
       load_words(w, at);
@@ -54,12 +65,12 @@ struct ValueScales {
   /// Zeros for hidden keys and for NaN, which are taken down.
   __device__ __forceinline__ static void hide(Codes& codes, Unseen& unseen) {
     if constexpr (kKind == ScaleKind::group) {
-      float* const scale[2] = {&codes.x, &codes.y};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const bool nan = !isfinite(*scale[i]);
-        if (nan) unseen.nan |= 1U << (2 * i);
-        if (nan || unseen.hidden[i]) *scale[i] = 0.0F;
+      for (int i = 0; i < 2 * kChunks; ++i) {
+        float& scale = codes.key[i % 2][i / 2];
+        const bool nan = !isfinite(scale);
+        if (nan) unseen.nan |= 1U << (4 * (i / 2) + 2 * (i % 2));
+        if (nan || unseen.hidden[i % 2]) scale = 0.0F;
       }
     } else {
       unseen.nan = 0;
@@ -68,12 +79,22 @@ struct ValueScales {
     }
   }
 
+  /// Of groups.
+  __device__ __forceinline__ static float largest(const Codes& codes) {
+    float all = fmaxf(fabsf(codes.key[0][0]), fabsf(codes.key[1][0]));
+#pragma unroll
+    for (int c = 1; c < kChunks; ++c) all = fmaxf(all, fmaxf(fabsf(codes.key[0][c]), fabsf(codes.key[1][c])));
+    return all;
+  }
   /// The lane's as f16; true if one does not fit.
   __device__ __forceinline__ static bool convert(const Codes& codes, std::uint32_t (&halves)[kChunks * kBlocks],
                                                  std::uint32_t bias) {
     if constexpr (kKind == ScaleKind::group) {
       const float lift = __uint_as_float(bias);
-      halves[0] = half2_bits(__floats2half2_rn(codes.x * lift, codes.y * lift));
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        halves[c] = half2_bits(__floats2half2_rn(codes.key[0][c] * lift, codes.key[1][c] * lift));
+      }
       return false;  // follow_groups was called before
     } else if constexpr (kKind == ScaleKind::e8m0) {
       return convert_codes(codes.w, halves, bias);
