@@ -37,7 +37,7 @@ COMPARED = {
 }
 PEERS = {
     "PyTorch bf16": ("torch_cudnn_bf16", "torch_flash_bf16"),
-    "FlashInfer bf16": ("flashinfer_bf16", "flashinfer_fa3_bf16"),
+    "FlashInfer bf16": ("flashinfer_bf16",),
     "fp8": ("flashinfer_fp8", "flashinfer_xqa_fp8"),
     "nvfp4": ("flashinfer_nvfp4",),
 }
@@ -46,7 +46,6 @@ PEER_NAMES = {
     "torch_cudnn_bf16": "PyTorch, cuDNN bf16",
     "torch_flash_bf16": "PyTorch, flash bf16",
     "flashinfer_bf16": "FlashInfer bf16",
-    "flashinfer_fa3_bf16": "FlashInfer fa3 bf16",
     "flashinfer_fp8": "FlashInfer fp8",
     "flashinfer_xqa_fp8": "FlashInfer XQA fp8",
     "flashinfer_nvfp4": "FlashInfer nvfp4",

@@ -18,7 +18,6 @@ if [ -n "$flashinfer" ]; then
     for kind in bf16 fp8 nvfp4; do build "flashinfer_call(peers.Case(1, 16384, 1, $heads), '$kind')"; done
     build "xqa_call(peers.Case(1, 16384, 1, $heads))"
   done
-  build "flashinfer_call(peers.Case(1, 4096, 2), 'bf16', 'fa3')"
   for heads in "32, 8, 128" "64, 8, 128" "128, 8, 128" "64, 8, 64" "16, 2, 256"; do
     for tokens in 1 2 4 8; do build "xqa_call(peers.Case(1, 4096, $tokens, $heads))"; done
   done
