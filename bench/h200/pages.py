@@ -174,32 +174,25 @@ def peers_table(rows: list[dict]) -> str:
     return "\n\n".join([markdown(("us, heads x tokens", "ours bf16", *PEER_NAMES.values()), lines), *failed])
 
 
-def heads_table(rows: list[dict]) -> str:
-    """Ours beside the peers for other KV heads, by heads, sequences of 16k and tokens."""
+def beside_peers(rows: list[dict], heading: str, step: Callable[[dict], str]) -> str:
+    """Ours beside the peers, by heads and by what `step` says of a row."""
     shapes: dict[tuple[str, str], dict[str, dict]] = {}
     for row in rows:
-        if heads_of(row)[1:] != (8, 128) and not window_of(row):
-            heads = f"{row['hq']}/{row['hkv']} of {row['d']}"
-            shapes.setdefault((heads, f"{row['b']} x {row['q']}"), {})[cache(row)] = row
-    lines = [
-        [heads, step, *compared(found), three_digits(found["bf16"]["median_us"])]
-        for (heads, step), found in shapes.items()
-    ]
-    return markdown(("heads", "sequences x tokens", *COMPARED.values(), *PEERS, "ours bf16"), lines)
+        shapes.setdefault((f"{row['hq']}/{row['hkv']} of {row['d']}", step(row)), {})[cache(row)] = row
+    lines = [[*shape, *compared(found), three_digits(found["bf16"]["median_us"])] for shape, found in shapes.items()]
+    return markdown(("heads", heading, *COMPARED.values(), *PEERS, "ours bf16"), lines)
+
+
+def heads_table(rows: list[dict]) -> str:
+    """Other KV heads, sequences of 16k."""
+    others = [row for row in rows if heads_of(row)[1:] != (8, 128) and not window_of(row)]
+    return beside_peers(others, "sequences x tokens", lambda row: f"{row['b']} x {row['q']}")
 
 
 def windows_table(rows: list[dict]) -> str:
-    """Ours beside the peers for windows, by heads, window and sequences of 16k."""
-    shapes: dict[tuple[str, str], dict[str, dict]] = {}
-    for row in rows:
-        if window_of(row):
-            heads = f"{row['hq']}/{row['hkv']} of {row['d']}"
-            shapes.setdefault((heads, f"{window_of(row)} x {row['b']}"), {})[cache(row)] = row
-    lines = [
-        [heads, step, *compared(found), three_digits(found["bf16"]["median_us"])]
-        for (heads, step), found in shapes.items()
-    ]
-    return markdown(("heads", "window x sequences", *COMPARED.values(), *PEERS, "ours bf16"), lines)
+    """Windows, sequences of 16k."""
+    cut = [row for row in rows if window_of(row)]
+    return beside_peers(cut, "window x sequences", lambda row: f"{window_of(row)} x {row['b']}")
 
 
 def small_pages_table(rows: list[dict]) -> str:
