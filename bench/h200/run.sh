@@ -8,9 +8,12 @@ set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 binaries=$1 out=$2 flashinfer=${3:-}
 mkdir -p "$out"
-# Kernels of FlashInfer are built at first use: at the same time, before anything is timed.
+# Kernels of FlashInfer are built at first use: one a processor at the same time, before anything is timed.
 if [ -n "$flashinfer" ]; then
-  build() { PYTHONPATH=$flashinfer:$here python3 -c "import peers; peers.$1()" >/dev/null & }
+  build() {
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done
+    PYTHONPATH=$flashinfer:$here python3 -c "import peers; peers.$1()" >/dev/null &
+  }
   for heads in "32, 8, 128" "64, 8, 64" "16, 2, 256"; do
     for kind in bf16 fp8 nvfp4; do build "flashinfer_call(peers.Case(1, 4096, 1, $heads), '$kind')"; done
   done
