@@ -50,10 +50,15 @@ def window_of(row: dict) -> int:
     return row.get("window", 0)
 
 
+def has_means(row: dict) -> bool:
+    """Whether sequences have means of K and V."""
+    return row.get("means", False)
+
+
 def is_decode(row: dict) -> bool:
-    """One query row of each of 4 heads a KV head over all keys; the others with peers are verify steps, or decode of
-    other heads or of windows."""
-    return row["q"] == 1 and heads_of(row) == (32, 8, 128) and not window_of(row)
+    """One query row of each of 4 heads a KV head over all keys of a cache without means; the others with peers are
+    verify steps, or decode of other heads or of windows."""
+    return row["q"] == 1 and heads_of(row) == (32, 8, 128) and not window_of(row) and not has_means(row)
 
 
 def heads_of(row: dict) -> tuple[int, int, int]:
@@ -70,7 +75,8 @@ def join(ours: list[dict], peers: dict) -> list[dict]:
     by_shape = {shape_key(row): row["peers"] for row in peers["rows"]}
     rows = []
     for row in ours:
-        found = {} if "mask" in row or row["page"] != 64 else by_shape.get(shape_key(row), {})
+        alone = "mask" in row or has_means(row) or row["page"] != 64
+        found = {} if alone else by_shape.get(shape_key(row), {})
         medians = {name: round(t["median_us"], 1) for name, t in found.items() if "error" not in t}
         joined = {**row, "peers": medians}
         if failed := {name: t["error"] for name, t in found.items() if "error" in t}:

@@ -23,6 +23,7 @@ constexpr double kReadBandwidth = 4.54e12;  // measured on an H200, bytes/s
 
 struct Layout {
   int q_heads, kv_heads = 8, head_dim = 128, page = 64, window = 0;  // keys that a row sees, 0: all
+  bool means = false;                                                // of K and V
 };
 
 /// mask: null for causal rows, or the dtype of a tree mask. Gives the bytes of the cache.
@@ -34,6 +35,7 @@ double row(const char* format, int batch, int kv, Layout layout, int sq, const c
   s.batch = batch, s.lengths.assign(batch, kv), s.sq = sq, s.causal = sq > 1 && mask == nullptr;
   s.q_heads = layout.q_heads, s.kv_heads = layout.kv_heads, s.head_dim = layout.head_dim, s.page_size = layout.page;
   if (layout.window > 0) s.window_left = layout.window - 1, s.forgets = true;
+  s.means = layout.means;
   if (mask != nullptr) s.mask = MaskData::tree, s.additive = std::strcmp(mask, "f32") == 0;
   const DecodeCase c(s);
   const Times t = measure([&](cudaStream_t stream) { c.run(stream, 1); });
@@ -45,6 +47,7 @@ double row(const char* format, int batch, int kv, Layout layout, int sq, const c
       batch, kv, sq, s.q_heads, s.kv_heads, s.head_dim, s.page_size, s.k, s.v, t.median, t.min, t.max, rate / 1e12,
       rate / kReadBandwidth);
   if (layout.window > 0) std::printf(", \"window\": %d", layout.window);
+  if (layout.means) std::printf(", \"means\": true");
   if (mask != nullptr) std::printf(", \"mask\": \"%s\"", mask);
   std::printf("}\n");
   std::fflush(stdout);
@@ -96,6 +99,11 @@ int main(int argc, char** argv) {
     for (const auto& [b, kv] : {std::pair{1, 4096}, {8, 16384}, {32, 16384}}) {
       timed_row(format, b, kv, {32, 8, 128, 16}, 1);
     }
+    // As recipes with centre=mean have them.
+    for (const auto& [b, kv] : {std::pair{1, 4096}, {1, 32768}, {8, 16384}, {32, 4096}, {32, 16384}}) {
+      timed_row(format, b, kv, {32, 8, 128, 64, 0, true}, 1);
+    }
+    timed_row(format, 1, 16384, {64, 8, 64, 64, 128, true}, 1);
     // Windows as of gpt-oss, Gemma 3 and Mistral.
     for (const Layout layout :
          {Layout{64, 8, 64, 64, 128}, Layout{16, 8, 256, 64, 1024}, Layout{32, 8, 128, 64, 4096}}) {

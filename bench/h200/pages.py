@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from collect import READ_TB_PER_S, cache, heads_of, is_decode, verify_rows, window_of
+from collect import READ_TB_PER_S, cache, has_means, heads_of, is_decode, verify_rows, window_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "h200" / "decode.json"
@@ -191,8 +191,30 @@ def heads_table(rows: list[dict]) -> str:
 
 def windows_table(rows: list[dict]) -> str:
     """Windows, sequences of 16k."""
-    cut = [row for row in rows if window_of(row)]
+    cut = [row for row in rows if window_of(row) and not has_means(row)]
     return beside_peers(cut, "window x sequences", lambda row: f"{window_of(row)} x {row['b']}")
+
+
+def means_table(rows: list[dict]) -> str:
+    """Caches without and with means of K and V."""
+
+    def name_of(row: dict) -> str:
+        window = f", window of {window_of(row)}" if window_of(row) else ""
+        return f"b{row['b']} {row['kv'] // 1024}k{window}"
+
+    times: dict[tuple, float] = {}
+    for row in rows:
+        if row["q"] == 1 and row["page"] == 64:
+            times.setdefault((heads_of(row), name_of(row), cache(row), has_means(row)), row["median_us"])
+    shown = list(dict.fromkeys((heads, name) for heads, name, _, means in times if means))
+    lines = [
+        [
+            label,
+            *(", ".join(three_digits(times[*shape, fmt, means]) for means in (False, True)) for shape in shown),
+        ]
+        for fmt, label in FORMATS.items()
+    ]
+    return markdown(("us without, with means", *(name for _, name in shown)), lines)
 
 
 def small_pages_table(rows: list[dict]) -> str:
@@ -216,6 +238,7 @@ TABLES: dict[str, Callable[[list[dict]], str]] = {
     "peers": peers_table,
     "heads": heads_table,
     "windows": windows_table,
+    "means": means_table,
     "small_pages": small_pages_table,
 }
 

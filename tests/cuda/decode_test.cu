@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tests/cuda/support/decode_case.cuh"
+#include "tests/cuda/support/mean_cases.cuh"
 #include "tests/cuda/support/window_cases.cuh"
 
 namespace {
@@ -14,6 +15,7 @@ using mpfa::test::CaseShape;
 using mpfa::test::Data;
 using mpfa::test::DecodeCase;
 using mpfa::test::MaskData;
+using mpfa::test::run_mean_cases;
 using mpfa::test::run_window_cases;
 
 constexpr int kExitSkipped = 77;
@@ -163,6 +165,7 @@ void check_formats(const char* k, const char* v, int head_dim) {
     });
   }
 
+  run_mean_cases(run);
   run_window_cases(run);
   DecodeCase windows(with([](CaseShape& s) { s.batch = 4, s.lengths.assign(4, 4000), s.window_left = 127; }), 6);
   for (const std::int64_t n : {1, 31, 32, 127, 128, 129, 160, 3999}) {

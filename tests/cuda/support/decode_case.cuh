@@ -68,6 +68,7 @@ class DecodeCase {
     std::vector<float> sinks(s.q_heads);
     for (float& x : sinks) x = std::normal_distribution<float>()(random);
     sinks_ = Device<float>(sinks);
+    if (s.means) make_means(random);
     if (s.mask != MaskData::none) {
       const std::int32_t rows = s.batch * mask_heads() * s.sq;
       mask_ = Device<std::uint8_t>(static_cast<std::size_t>(rows) * shape_.max_kv * mask_bytes());
@@ -122,6 +123,7 @@ class DecodeCase {
     p.lengths = lengths_.get();
     p.page_table = table_.get();
     p.page_table_stride = table_stride_;
+    p.sequences = s.means ? sequences_.get() : nullptr;
     p.sinks = s.sinks ? sinks_.get() : nullptr;
     if (s.mask != MaskData::none) {
       p.mask.data = mask_.get(), p.mask.additive = s.additive ? 1 : 0, p.mask.key = mask_bytes();
@@ -151,16 +153,28 @@ class DecodeCase {
     run(nullptr);
     require(cudaDeviceSynchronize(), "decode");
     Device<double> scores(rows_total() * s.max_kv), out(rows_total() * s.head_dim), lse(rows_total());
-    const detail::Reference r{pool_,          lengths_.get(),
-                              table_.get(),   table_stride_,
-                              q_.get(),       s.q_bf16,
-                              s.causal,       s.sq,
-                              s.q_heads,      s.window_left,
-                              s.window_right, scale(),
-                              s.softcap,      s.sinks ? sinks_.get() : nullptr,
-                              mask_.get(),    s.additive,
-                              mask_heads(),   scores.get(),
-                              s.max_kv,       out.get(),
+    const detail::Reference r{pool_,
+                              lengths_.get(),
+                              table_.get(),
+                              table_stride_,
+                              q_.get(),
+                              s.q_bf16,
+                              s.causal,
+                              s.sq,
+                              s.q_heads,
+                              s.window_left,
+                              s.window_right,
+                              scale(),
+                              s.softcap,
+                              s.sinks ? sinks_.get() : nullptr,
+                              mask_.get(),
+                              s.additive,
+                              mask_heads(),
+                              s.means ? k_mean_.get() : nullptr,
+                              s.means ? v_mean_.get() : nullptr,
+                              scores.get(),
+                              s.max_kv,
+                              out.get(),
                               lse.get()};
     detail::attend_f64<<<rows_total(), 128>>>(r);
     require(cudaDeviceSynchronize(), "attend_f64");
@@ -182,6 +196,22 @@ class DecodeCase {
   }
 
  private:
+  void make_means(std::mt19937& random) {
+    const auto row = static_cast<std::size_t>(shape_.kv_heads) * shape_.head_dim;
+    std::vector<SequenceView> sequences(static_cast<std::size_t>(shape_.batch));
+    const auto make = [&](Device<float>& means, const float* SequenceView::*mean, std::size_t without) {
+      std::vector<float> values(sequences.size() * row, 0.0F);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        if (i / row % 3 != without) values[i] = std::normal_distribution<float>()(random);
+      }
+      means = Device<float>(values);
+      for (std::size_t b = 0; b < sequences.size(); ++b) {
+        if (b % 3 != without) sequences[b].*mean = means.get() + b * row;
+      }
+    };
+    make(k_mean_, &SequenceView::k_mean, 1), make(v_mean_, &SequenceView::v_mean, 2);
+    sequences_ = Device<SequenceView>(sequences);
+  }
   [[nodiscard]] std::int32_t mask_heads() const { return shape_.mask_heads ? shape_.q_heads : 1; }
   [[nodiscard]] std::int32_t mask_bytes() const { return shape_.additive ? 4 : 1; }
   [[nodiscard]] float scale() const { return 1.0F / std::sqrt(static_cast<float>(shape_.head_dim)); }
@@ -206,7 +236,8 @@ class DecodeCase {
   Device<std::int32_t> table_;
   Device<std::int64_t> lengths_;
   Device<std::uint16_t> q_;
-  Device<float> sinks_, out_, lse_, head_scales_;
+  Device<float> sinks_, out_, lse_, head_scales_, k_mean_, v_mean_;
+  Device<SequenceView> sequences_;
   sm90::DecodeShape launch_shape_;
   sm90::DecodeLaunch launch_;
 };

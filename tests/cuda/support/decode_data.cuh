@@ -67,6 +67,7 @@ struct CaseShape {
   bool additive = false, mask_heads = false;  // f32 instead of u8; a mask for every head
   bool forgets = false;                       // tokens and pages before the window are gone
   bool verify = true;                         // take the verify kernel where there is one
+  bool means = false;                         // of K and V, but that of K of every third sequence, and that of V
 };
 
 namespace detail {
@@ -131,7 +132,8 @@ struct Reference {
   const void* mask;  // [batch, mask_heads, sq, max_kv] or null
   bool additive;
   std::int32_t mask_heads;
-  double* scores;  // [rows, max_kv]
+  const float *k_mean, *v_mean;  // [batch, kv_heads, d] or null
+  double* scores;                // [rows, max_kv]
   std::int64_t max_kv;
   double* out;  // [batch, sq, q_heads, d]
   double* lse;  // [batch, q_heads, sq]
@@ -170,12 +172,15 @@ __global__ void attend_f64(Reference r) {
     return r.pool.bytes + r.table[b * r.table_stride + j / r.pool.page_size] * r.pool.page_bytes;
   };
   const auto row_of = [&](std::int64_t j) { return head * r.pool.page_size + j % r.pool.page_size; };
+  const auto mean_of = [&](const float* means, int c) {
+    return means == nullptr ? 0.0F : means[(b * r.pool.kv_heads + head) * d + c];
+  };
   for (std::int64_t j = begin + threadIdx.x; j < end; j += blockDim.x) {
     double s = 0.0;
     for (int c = 0; c < d; ++c) {
       const double q = r.q_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(r.q)[row * d + c])
                                 : __half2float(static_cast<const __half*>(r.q)[row * d + c]);
-      s += q * read_element(r.pool.k, page_of(j), row_of(j), head, c);
+      s += q * (read_element(r.pool.k, page_of(j), row_of(j), head, c) + mean_of(r.k_mean, c));
     }
     s *= r.scale;
     if (r.softcap > 0.0F) s = r.softcap * tanh(s / r.softcap);
@@ -197,7 +202,7 @@ __global__ void attend_f64(Reference r) {
   for (int c = threadIdx.x; c < d; c += blockDim.x) {
     double o = 0.0;
     for (std::int64_t j = begin; j < end; ++j) {
-      o += exp(scores[j] - top) * read_element(r.pool.v, page_of(j), row_of(j), head, c);
+      o += exp(scores[j] - top) * (read_element(r.pool.v, page_of(j), row_of(j), head, c) + mean_of(r.v_mean, c));
     }
     r.out[row * d + c] = sum > 0.0 ? o / sum : 0.0;
   }

@@ -80,6 +80,18 @@ def test_windows_are_cases_of_their_own(rows):
     assert lines[2:] == ["| 32/8 of 128 | 128 x 32 | 10.0 | 11.0 | 12.0 | 14.0 | 15.0 | - | 20.0 | - | - | 17.0 |"]
 
 
+def test_rows_with_means_have_no_peers_and_a_table_of_their_own(rows):
+    run = [split(ours(fmt, 10 + i, means=means)) for means in (False, True) for i, fmt in enumerate(pages.FORMATS)]
+    joined = collect.join(run, {"rows": [theirs(1, 32, torch_flash_bf16=500)]})
+    with_means = [row for row in joined if collect.has_means(row)]
+    assert len(with_means) == len(pages.FORMATS)
+    assert not any(row["peers"] or collect.is_decode(row) for row in with_means)
+    with_means[0]["median_us"] = 11.5
+    lines = pages.means_table(joined).splitlines()
+    assert lines[0] == "| us without, with means | b32 16k |"
+    assert lines[2:4] == ["| mxfp4 | 10.0, 11.5 |", "| nvfp4 | 11.0, 11.0 |"]
+
+
 def test_a_failed_peer_keeps_its_reason_and_the_others(rows):
     row = found(rows, "mxfp4", 4, 64)
     assert row["failed_peers"] == {"flashinfer_fp8": "ValueError: no"}

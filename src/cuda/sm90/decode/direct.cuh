@@ -1,7 +1,6 @@
 // The short way through a call whose outputs are about equally long: every block has one piece that constants of the
 // plan say, so that page ids and queries are asked for together with the lengths. For one row tile (two of mxfp4),
-// plain pages and calls without windows, ragged rows and tokens in bf16; what is left out is what nobody waits
-// for.
+// plain pages and calls without ragged rows and tokens in bf16; what is left out is what nobody waits for.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +12,10 @@
 namespace mpfa::sm90 {
 
 /// The call with what launch_decode has made sure of as constants.
-template <bool kWindow>
+template <bool kWindow, bool kMeans>
 __device__ __forceinline__ DecodeParams direct_params(DecodeParams p) {
   p.cu_seqlens_q = nullptr;
-  p.sequences = nullptr;
+  if (!kMeans) p.sequences = nullptr;
   p.softcap = 0.0F;
   if (!kWindow) p.window_left = -1;
   p.window_right = -1;
@@ -40,6 +39,23 @@ __device__ __forceinline__ Piece direct_piece(const DecodeParams& p) {
   piece.head = static_cast<std::int32_t>(output) - piece.b * p.kv_heads;
   return piece;
 }
+
+/// Means of K and of V of a sequence, asked for with its length.
+struct Means {
+  const float *key = nullptr, *value = nullptr;
+
+  __device__ __forceinline__ Means(const DecodeParams& p, std::int32_t b) {
+    if (p.sequences != nullptr) key = p.sequences[b].k_mean, value = p.sequences[b].v_mean;
+  }
+  /// Fetches those of a head to the second-level cache, by a warp.
+  template <class Config>
+  __device__ __forceinline__ void prefetch(std::int32_t head) const {
+    constexpr int kLines = Config::kD / 32;
+    const int lane = threadIdx.x % 32;
+    const float* mean = lane < kLines ? key : value;
+    if (lane < 2 * kLines && mean != nullptr) ptx::prefetch(mean + head * Config::kD + lane % kLines * 32);
+  }
+};
 
 /// The warp's counter of arrivals.
 template <class Config>
@@ -151,7 +167,8 @@ __device__ __forceinline__ void finish_directly(const DecodeParams& p, const Wor
                 : merges         ? cluster.receive(i)
                                  : sum_pieces<Config>(p, piece, i);
     add_shares<Config>(x);
-    if (writes) store_row<Config>(p, work.sequence, piece, i / kQuads, i % kQuads, x, 0.0F);
+    const int row = i / kQuads;
+    if (writes) store_row<Config>(p, work.sequence, piece, row, i % kQuads, x, lse_shift(p, exchange, row));
   }
 }
 
@@ -162,11 +179,11 @@ __device__ __forceinline__ bool are_even(std::int32_t split, std::int32_t share)
 }
 
 /// False: the lengths differ too much, and nothing was done. kWindow: the first tile depends on the length, and there
-/// are few, so that lengths may differ.
-template <class Config, bool kWindow>
+/// are few, so that lengths may differ. kMeans: sequences have means of K or V.
+template <class Config, bool kWindow, bool kMeans>
 __device__ __forceinline__ bool attend_directly(const DecodeParams& params, const Exchange<Config>& exchange,
                                                 std::uint32_t memory) {
-  const DecodeParams p = direct_params<kWindow>(params);
+  const DecodeParams p = direct_params<kWindow, kMeans>(params);
   const int warp = team_warp<Config>(), lane = threadIdx.x % 32;
   Work work{};
   Piece& piece = work.piece;
@@ -175,6 +192,7 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
   const bool there = piece.b < p.batch;
   piece.b = min(piece.b, p.batch - 1);
   const std::int64_t own = p.lengths[piece.b];
+  const Means means(p, piece.b);
   std::int64_t lengths = 0;
   if (!kWindow && lane < p.batch) lengths = p.lengths[lane];
   Walk<Config> walk(p);
@@ -214,6 +232,7 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
   const bool merges = clustered<Config>(p, piece);
   if (!there || (piece.index >= piece.count && !merges)) return true;
   walk.end_at(s.length);
+  if (kMeans && warp == 0) means.template prefetch<Config>(piece.head);
   if (merges) {
     const ClusterExchange<Config> cluster(exchange, p.cluster_log);
     if (threadIdx.x == 0) cluster.expect(piece.index, min(Config::kRows, p.sq * p.group) * (Config::kD / 4));
@@ -223,6 +242,7 @@ __device__ __forceinline__ bool attend_directly(const DecodeParams& params, cons
       static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(s.tiles - piece.index + p.splits - 1), p.split_div));
   store_query<Config>(p, work, global, query, exchange);
   walk.start_copies(tiles, memory);
+  if (kMeans && (p.lse != nullptr || p.sinks != nullptr)) load_shifts<Config>(p, s, piece, exchange);
 
   if (piece.count > 1 && !merges && lane == 0) ptx::prefetch(arrivals_of_warp<Config>(p, piece));
   State<Config> state;

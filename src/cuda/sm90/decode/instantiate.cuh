@@ -8,7 +8,7 @@ namespace mpfa::sm90 {
 
 template <class Config>
 DecodeKernel kernel_of() {
-  DecodeKernel kernel{reinterpret_cast<const void*>(&decode<Config>),
+  DecodeKernel kernel{reinterpret_cast<const void*>(&decode<Config, false>),
                       Config::kSharedBytes,
                       Config::kBlockThreads,
                       Config::kTeams,
@@ -16,6 +16,8 @@ DecodeKernel kernel_of() {
                       Config::kDirect,
                       Config::kClusters};
   if constexpr (Config::kDirect) kernel.window = reinterpret_cast<const void*>(&decode_window<Config>);
+  if constexpr (Config::kDirect && !Config::kHalves)
+    kernel.means = reinterpret_cast<const void*>(&decode<Config, true>);
   return kernel;
 }
 

@@ -29,13 +29,15 @@ __device__ __forceinline__ std::uint32_t ring_of_warp(const Exchange<Config>& ex
   return ptx::same_in_warp(ptx::shared_address(exchange.ring) + team_warp<Config>() * Config::kWarpBytes);
 }
 
-template <class Config>
+/// kMeans: the short way has means of K and V. In one kernel for both a call without them would take up to a fortieth
+/// longer.
+template <class Config, bool kMeans>
 __global__ void __launch_bounds__(Config::kBlockThreads, 1) decode(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const Exchange<Config> exchange(shared + team_of_block<Config>() * Config::kTeamBytes);
   const std::uint32_t memory = ring_of_warp(exchange);
   if constexpr (Config::kDirect) {
-    if (p.direct != 0 && attend_directly<Config, false>(p, exchange, memory)) return;
+    if (p.direct != 0 && attend_directly<Config, false, kMeans>(p, exchange, memory)) return;
   }
   State<Config> state;
   Walk<Config> walk(p);
@@ -72,13 +74,17 @@ __global__ void __launch_bounds__(Config::kBlockThreads, 1) decode(const __grid_
   }
 }
 
-/// Windows of few tiles, always the short way. In the kernel above it would cost calls without windows up to a
-/// fortieth.
+/// Windows of few tiles, always the short way; apart for the same reason.
 template <class Config>
 __global__ void __launch_bounds__(Config::kBlockThreads, 1) decode_window(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const Exchange<Config> exchange(shared + team_of_block<Config>() * Config::kTeamBytes);
-  attend_directly<Config, true>(p, exchange, ring_of_warp(exchange));
+  const std::uint32_t memory = ring_of_warp(exchange);
+  if (p.sequences == nullptr) {
+    attend_directly<Config, true, false>(p, exchange, memory);
+  } else {
+    attend_directly<Config, true, true>(p, exchange, memory);
+  }
 }
 
 }  // namespace mpfa::sm90

@@ -11,10 +11,11 @@ namespace mpfa::sm90 {
 struct DecodeKernel {
   const void* function = nullptr;  // takes one DecodeParams
   std::int32_t shared_bytes = 0, threads = 0, teams = 1;
-  bool pairs = false;            // has code for blocks that are clusters of two
-  bool direct = false;           // and for the short way of direct.cuh
-  bool clusters = false;         // where clusters merge through shared memory
-  const void* window = nullptr;  // that of windows which go the short way
+  bool pairs = false;     // has code for blocks that are clusters of two
+  bool direct = false;    // and for the short way of direct.cuh
+  bool clusters = false;  // where clusters merge through shared memory
+  // Those of calls that go the short way with windows, and with means of K or V.
+  const void *window = nullptr, *means = nullptr;
 };
 
 /// One of a single team where there is none of `teams`.

@@ -65,7 +65,7 @@ bool has_aligned_quads(const DecodeMask& mask) {
 bool may_be_direct(const DecodeParams& p, const DecodeLaunch& l, std::int32_t teams) {
   const bool busy = p.splits * p.batch * p.kv_heads * 17 >= l.blocks * teams * 16 || l.few;
   const bool even = p.window_left < 0 || p.batch == 1 || l.few || l.cluster_log > 0;
-  const bool rare = p.cu_seqlens_q != nullptr || p.sequences != nullptr || p.window_right >= 0;
+  const bool rare = p.cu_seqlens_q != nullptr || p.wide != 0 || p.window_right >= 0;
   return p.fixed_split == 0 && p.splits > 0 && busy && even && !rare && has_narrow_strides(p);
 }
 
@@ -164,8 +164,12 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   const std::int32_t outputs = params.kv_heads * launch.row_blocks;
   std::int32_t blocks = launch.blocks;
   params.splits = blocks * kernel.teams / (params.batch * outputs);
-  params.direct = kernel.direct && launch.row_blocks == 1 && may_be_direct(params, launch, kernel.teams);
-  const void* const function = params.direct != 0 && params.window_left >= 0 ? kernel.window : kernel.function;
+  const void* const short_way = params.window_left >= 0       ? kernel.window
+                                : params.sequences != nullptr ? kernel.means
+                                                              : kernel.function;
+  params.direct =
+      kernel.direct && short_way != nullptr && launch.row_blocks == 1 && may_be_direct(params, launch, kernel.teams);
+  const void* const function = params.direct != 0 ? short_way : kernel.function;
   if (const cudaError_t e =
           cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
       e != cudaSuccess) {
