@@ -31,9 +31,9 @@ TEST(PlanDecode, OtherCallsHaveEveryMultiprocessor) {
   for (const auto& [batch, kv_heads] : {std::pair{1, 8}, {8, 8}, {32, 8}, {64, 1}}) {
     EXPECT_EQ(plan_decode(shape_of(batch, kv_heads, 16384), kBlocks).blocks, kBlocks) << batch << " " << kv_heads;
   }
-  DecodeShape verify = shape_of(1, 1, 16384, 4);
+  DecodeShape verify = shape_of(1, 3, 16384, 16);
   verify.operands = {Operand::nvfp4, Operand::nvfp4};
-  EXPECT_EQ(plan_decode(verify, kBlocks).blocks, kBlocks);  // the verify kernel counts by lengths
+  EXPECT_EQ(plan_decode(verify, kBlocks).blocks, kBlocks);  // kernels for many rows count by lengths
   EXPECT_EQ(plan_decode(shape_of(32, 8, 16384), kBlocks).teams, 2);
 }
 
@@ -67,6 +67,25 @@ TEST(PlanDecode, Bf16Of256ChannelsIsForTheKernelForManyRows) {
   s.masked = true;
   EXPECT_FALSE(plan_decode(s, kBlocks).expand);
   EXPECT_FALSE(plan_decode(s, kBlocks).verify);
+}
+
+TEST(PlanDecode, FewOutputsOfMoreThan8RowsAreClusters) {
+  DecodeShape s = shape_of(1, 1, 16384, 4);
+  s.operands = {Operand::nvfp4, Operand::nvfp4};
+  const DecodeLaunch two = plan_decode(s, kBlocks);
+  EXPECT_EQ(two.row_blocks, 2);
+  EXPECT_EQ(two.merge_log, 2);
+  EXPECT_EQ(two.blocks, 112);
+  s.max_q = 8;  // four row blocks, which read the same keys at the same time
+  EXPECT_EQ(plan_decode(s, kBlocks).row_blocks, 4);
+  EXPECT_EQ(plan_decode(s, kBlocks).merge_log, 0);
+  s.max_q = 2, s.batch = 8, s.kv_heads = 8;
+  EXPECT_EQ(plan_decode(s, kBlocks).merge_log, 1);
+  s.batch = 32;
+  EXPECT_EQ(plan_decode(s, kBlocks).merge_log, 0);
+  DecodeShape fp4 = shape_of(1, 1, 16384, 2);  // 16 rows, for the decode kernel
+  EXPECT_TRUE(plan_decode(fp4, kBlocks).groups);
+  EXPECT_EQ(plan_decode(fp4, kBlocks).merge_log, 0);
 }
 
 TEST(PlanDecode, ShortCallsAreOneBlockAnOutputOrClusters) {

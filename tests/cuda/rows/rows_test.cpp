@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/sm90/expand/shapes.h"
+#include "cuda/sm90/verify/clusters.h"
 #include "cuda/sm90/verify/shapes.h"
 
 namespace mpfa::sm90 {
@@ -89,9 +90,9 @@ TEST(ExpandKernel, Takes128RowsOf16BitsAndAnyNumberOf256Channels) {
   EXPECT_FALSE(expands_all_rows(256, kFp4));
 }
 
-TEST(ExpandMerge, LeavesFewBlocksIdle) {
+TEST(SplitToMerge, LeavesFewBlocksIdle) {
   const auto merge = [](std::int32_t outputs, std::int32_t blocks = kBlocks) {
-    const ExpandMerge m = expand_merge(outputs, blocks, kBlocks);
+    const MergeSplit m = split_to_merge(outputs, blocks, kBlocks);
     return std::pair{m.log, m.splits};
   };
   EXPECT_EQ(merge(1), std::pair(2, 112));

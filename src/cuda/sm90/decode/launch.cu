@@ -183,8 +183,9 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   const std::int32_t teams = blocks * kernel.teams;
   params.pairs = params.splits == 2 && params.fixed_split == 0 && blocks % 2 == 0 && kernel.pairs ? 1 : 0;
   if (params.direct != 0 && params.pairs != 0 && kernel.clusters) params.cluster_log = 1;
-  // Blocks of a pair are neighbours already.
-  const std::int32_t abreast = params.pairs != 0 ? 1 : choose_abreast(launch.row_blocks, teams);
+  // Blocks of a pair are neighbours already, and so are those of a cluster.
+  const bool neighbours = params.pairs != 0 || launch.merge_log > 0;
+  const std::int32_t abreast = neighbours ? 1 : choose_abreast(launch.row_blocks, teams);
   params.abreast_div = make_divisor(static_cast<std::uint32_t>(abreast));
   params.line_div = make_divisor(static_cast<std::uint32_t>(outputs / abreast));
   params.block_div = make_divisor(static_cast<std::uint32_t>(teams / abreast));

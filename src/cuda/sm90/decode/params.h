@@ -81,7 +81,7 @@ struct DecodeParams {
   std::int32_t direct;  // 1: outputs may be cut by constants alone, see direct.cuh
   float merge_tiles;    // what a further piece of an output costs at its end, in the time of a tile of a block
   std::int32_t
-      cluster_log;     // 2^cluster_log blocks of an output are a cluster: of direct calls, and see expand/cluster.cuh
+      cluster_log;     // 2^cluster_log blocks of an output are a cluster: of direct calls, and see verify/cluster.cuh
   std::int32_t pairs;  // 1: two splits of an output are a cluster
   std::int32_t fixed_split;  // tiles of a split; 0: chosen from the lengths, so that every block is busy
   std::int32_t least_chunk;  // tiles: no row has more than kMaxSplits partial results

@@ -4,6 +4,7 @@
 
 #include "cuda/sm90/decode/pieces.h"
 #include "cuda/sm90/expand/shapes.h"
+#include "cuda/sm90/verify/clusters.h"
 #include "cuda/sm90/verify/shapes.h"
 
 namespace mpfa::sm90 {
@@ -105,14 +106,16 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
 
   l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
   l.teams = choose_teams(shape, l, lines);
-  if (l.expand && expands_all_rows(shape.head_dim, shape.operands) && l.row_blocks == 1 && l.fixed_split == 0 &&
-      2 * lines <= l.blocks) {
-    const ExpandMerge merge = expand_merge(static_cast<std::int32_t>(lines), l.blocks, multiprocessors);
+  l.groups = l.row_tiles == 2 && l.row_blocks == 1 && l.fixed_split == 0 && lines <= l.blocks &&
+             multiplies_in_groups(kernel_head_dim(shape.head_dim), shape.operands.key, l.row_tiles);
+  // Blocks of a cluster are neighbours, so that row blocks of the same keys are not: with four that costs more.
+  const bool merges =
+      l.expand ? expands_all_rows(shape.head_dim, shape.operands) : l.verify && !l.groups && l.row_blocks <= 2;
+  if (merges && l.fixed_split == 0 && 2 * lines <= l.blocks) {
+    const MergeSplit merge = split_to_merge(static_cast<std::int32_t>(lines), l.blocks, multiprocessors);
     l.merge_log = merge.log;
     if (merge.log > 0) l.blocks = static_cast<std::int32_t>(lines) * merge.splits;
   }
-  l.groups = l.row_tiles == 2 && l.fixed_split == 0 && lines <= l.blocks &&
-             multiplies_in_groups(kernel_head_dim(shape.head_dim), shape.operands.key, l.row_tiles);
   l.merge_tiles = l.row_tiles == 1 ? 0.7F : 1.0F;
   // The kernels that cut outputs by constants of the plan cannot leave blocks idle when they know the lengths.
   if (l.fixed_split == 0 && (!l.verify || l.groups)) {

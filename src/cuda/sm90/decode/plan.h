@@ -32,7 +32,7 @@ struct DecodeLaunch {
   float merge_tiles = 0.0F;       // see useful_splits
   std::int32_t slots = 0;         // of partial results
   std::int32_t cluster_log = -1;  // a direct call has 2^cluster_log blocks of every output as a cluster; -1: all blocks
-  std::int32_t merge_log = 0;     // 2^merge_log blocks of an output are a cluster in the kernel for many rows
+  std::int32_t merge_log = 0;     // 2^merge_log blocks of an output are a cluster in the kernels for more than 8 rows
   std::size_t arrivals = 0, states = 0, outs = 0;  // offsets in the workspace
   std::size_t workspace_bytes = 0;
 };

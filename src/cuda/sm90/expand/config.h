@@ -18,7 +18,7 @@ struct ExpandShape {
   static constexpr ScaleKind kKeyScale = verify_scale(kKey), kValueScale = verify_scale(kValue);
   /// Nothing is expanded: tiles are copies of stored rows.
   static constexpr bool kCopies = kKeyInfo.bits == 16;
-  static constexpr bool kMerges = expands_all_rows(kD, {kKey, kValue});  // see cluster.cuh
+  static constexpr bool kMerges = expands_all_rows(kD, {kKey, kValue});  // see verify/cluster.cuh
   /// Scales are relative to exponents that warps follow; those of tokens of K, and the largest of a key's groups,
   /// multiply scores instead.
   static constexpr bool kFollowsKeys = kKeyScale == ScaleKind::e8m0;

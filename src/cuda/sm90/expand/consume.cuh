@@ -7,7 +7,6 @@
 
 #include "cuda/sm90/expand/broken_values.cuh"
 #include "cuda/sm90/expand/chunks.cuh"
-#include "cuda/sm90/expand/cluster.cuh"
 #include "cuda/sm90/expand/products.cuh"
 #include "cuda/sm90/verify/finish.cuh"
 
@@ -23,7 +22,8 @@ class Consumer {
 
   __device__ __forceinline__ void run(const Exchange<Config>& exchange) {
     const DecodeParams& p = *p_;
-    for (int round = 0;; ++round) {
+    int round = 0;
+    for (;; ++round) {
       const int slot = round % 2;
       const bool first = round == 0;
       const Work& work = exchange.work[slot];
@@ -38,7 +38,7 @@ class Consumer {
       const bool more = choose && work.more != 0;
       Query query{};
       if (more) begin_query(work, exchange, query);
-      if (!first) merge(exchange, done);
+      if (!first) merge_piece<Config>(p, done, exchange);
       if (!more) break;
       // Copies of the first piece are on their way already.
       if (!Config::kCopies || !first) ptx::sync_some<Config::kBlockThreads>(kRingFree);
@@ -48,6 +48,7 @@ class Consumer {
       sync_team<Config>();
       multiply(exchange, work);
     }
+    if (round > 0) merge_last_piece<Config>(p, exchange.work[round % 2 ^ 1], exchange);
   }
 
  private:
@@ -67,17 +68,6 @@ class Consumer {
     } else {
       store_row_query<Config>(*p_, work, query, exchange);
     }
-  }
-
-  __device__ __forceinline__ void merge(const Exchange<Config>& exchange, const Work& done) const {
-    if constexpr (Config::kMerges) {
-      if (p_->cluster_log > 0 && done.piece.count > 1 && exchange.schedule->direct()) {
-        ClusterMerge<Config>(*p_, done.sequence, done.piece, exchange).run();
-        return;
-      }
-    }
-    sync_team<Config>();
-    merge_groups<Config>(*p_, done.sequence, done.piece, exchange);
   }
 
   static constexpr int kGroups = Config::kGroups;

@@ -60,24 +60,4 @@ constexpr bool is_expand_faster(std::int64_t rows, OperandPair operands, std::in
   return rows > 32 && (operand_info(operands.key).bits == 4 || row_tiles * 8 > kExpandRows);
 }
 
-inline constexpr int kMostMergeLog = 2;          // of a cluster's blocks that merge
-inline constexpr std::int32_t kMostMerges = 32;  // clusters of an output
-
-/// How many blocks an output has where 2^log of them are a cluster, see cluster.cuh; log 0: they are none.
-struct ExpandMerge {
-  std::int32_t log, splits;
-};
-/// Clusters of four leave some multiprocessors idle: an H200 has 30 of them at once. Those of two leave none.
-constexpr ExpandMerge expand_merge(std::int32_t outputs, std::int32_t blocks, std::int32_t multiprocessors) {
-  const auto splits = [&](std::int32_t most, int log) {
-    const std::int32_t clusters = (most / outputs) >> log;
-    return (clusters < kMostMerges ? clusters : kMostMerges) << log;
-  };
-  const std::int32_t most = multiprocessors * 7 / 8;
-  const std::int32_t all = blocks / outputs, two = splits(blocks, 1), four = splits(blocks < most ? blocks : most, 2);
-  if (four > 0 && four * 8 >= two * 7) return {2, four};
-  if (two > 0 && two * 8 >= all * 7) return {1, two};
-  return {0, all};
-}
-
 }  // namespace mpfa::sm90

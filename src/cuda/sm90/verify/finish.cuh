@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/sm90/decode/query.cuh"
-#include "cuda/sm90/verify/merge.cuh"
+#include "cuda/sm90/verify/cluster.cuh"
 
 namespace mpfa::sm90 {
 
@@ -90,14 +90,13 @@ __device__ __forceinline__ void put_group(const Exchange<Config>& exchange, cons
 }
 
 template <class Config>
-__device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const Sequence& s, const Piece& piece,
+__device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const Work& done,
                                                    const Exchange<Config>& exchange, GroupState<Config>& state,
                                                    bool bad_page) {
-  const std::int32_t rows = min(Config::kRows, s.sq * p.group - piece.row_block * Config::kRows);
+  const std::int32_t rows = min(Config::kRows, done.sequence.sq * p.group - done.piece.row_block * Config::kRows);
   const std::uint32_t memory = ptx::shared_address(exchange.ring) + team_warp<Config>() / 4 * Config::kGroupBytes;
   put_group<Config>(exchange, RowTops<Config>(memory), state, bad_page, rows);
-  sync_team<Config>();
-  merge_groups<Config>(p, s, piece, exchange);
+  merge_piece<Config>(p, done, exchange);
 }
 
 }  // namespace mpfa::sm90

@@ -16,7 +16,8 @@ __global__ void __launch_bounds__(Config::kBlockThreads, 1) verify(const __grid_
   const std::uint32_t memory = ptx::shared_address(exchange.ring) + team_warp<Config>() / 4 * Config::kGroupBytes;
   GroupState<Config> state;
   GroupWalk<Config> walk(p);
-  for (int round = 0;; ++round) {
+  int round = 0;
+  for (;; ++round) {
     const int slot = round % 2;
     const bool first = round == 0;
     const Work& work = exchange.work[slot];
@@ -30,7 +31,7 @@ __global__ void __launch_bounds__(Config::kBlockThreads, 1) verify(const __grid_
       query = load_query<Config>(p, work);
       walk.start(work, memory);
     }
-    if (!first) finish_group_piece<Config>(p, done.sequence, done.piece, exchange, state, bad_page);
+    if (!first) finish_group_piece<Config>(p, done, exchange, state, bad_page);
     if (!more) break;
     load_shifts<Config>(p, work.sequence, work.piece, exchange);
     if (threadIdx.x % Config::kThreads == 0 && work.ends_chunk != 0 && work.last == 0) {
@@ -42,6 +43,7 @@ __global__ void __launch_bounds__(Config::kBlockThreads, 1) verify(const __grid_
     sync_team<Config>();
     walk.run(exchange, work, memory, state);
   }
+  if (round > 0) merge_last_piece<Config>(p, exchange.work[round % 2 ^ 1], exchange);
 }
 
 }  // namespace mpfa::sm90

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/verify/clusters.h"
 #include "cuda/sm90/verify/merge.cuh"
 
 namespace mpfa::ptx {
@@ -52,6 +53,8 @@ class ClusterMerge {
 
   /// All threads that multiply, when they have put their outputs into shared memory.
   __device__ __forceinline__ void run() const {
+#pragma unroll 1
+    for (std::int32_t row = team_warp<Config>(); row < rows_; row += Config::kWarps) merge_own(row);
     ptx::arrive_cluster();
     ptx::wait_cluster();
     // Share q of the rows is block q's, or of a cluster that is not full another block's.
@@ -71,11 +74,14 @@ class ClusterMerge {
   }
 
  private:
-  static constexpr int kQuads = Config::kD / 4, kOwn = kQuads / 32;  // of a lane: every 32nd
-  static_assert(kQuads % 32 == 0);
+  static constexpr int kQuads = Config::kD / 4, kOwn = kQuads > 32 ? kQuads / 32 : 1;  // of a lane: every 32nd
 
   __device__ __forceinline__ static std::int32_t lane() {
     return static_cast<std::int32_t>(threadIdx.x % 32);
+  }
+  /// The lane's first quad; of 64 channels both halves of a warp have the same.
+  __device__ __forceinline__ static std::int32_t quad() {
+    return lane() % kQuads;
   }
   /// Warps take rows of a share by turns.
   __device__ __forceinline__ std::int32_t first_row(std::int32_t share) const {
@@ -88,28 +94,40 @@ class ClusterMerge {
     return ptx::remote_address(ptx::shared_address(own), static_cast<std::uint32_t>(block));
   }
 
+  /// Sums of a row over the warpgroups of the block, to where the first of them has its own.
+  __device__ __forceinline__ void merge_own(std::int32_t row) const {
+    float weights[Config::kGroups];
+    const float2 all = weigh_groups<Config>(*exchange_, row, weights);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      float4 x{};
+#pragma unroll
+      for (int k = 0; k < Config::kGroups; ++k) add_weighted(x, *exchange_->out(k, row, quad() + 32 * i), weights[k]);
+      __syncwarp();
+      *exchange_->out(0, row, quad() + 32 * i) = x;
+    }
+    if (lane() == 0) exchange_->max[row] = all.x, exchange_->sum[row] = all.y;
+  }
+
   /// Sums over the blocks of the cluster, of a row and the warp's next one if there is one.
   __device__ __forceinline__ void merge_blocks(std::int32_t first) const {
-    constexpr int kRowsTogether = 2, kParts = kMostBlocks * Config::kGroups;
-    // Lanes have the sums of (block, warpgroup, fourth of it).
-    const std::int32_t source = lane() / 4, block = source / Config::kGroups, group = source % Config::kGroups;
-    float max[kRowsTogether], sum[kRowsTogether];
-    float4 part[kRowsTogether][kParts][kOwn];
+    constexpr int kRowsTogether = 2;
+    float max[kRowsTogether], sum[kRowsTogether];  // of block `lane`
+    float4 part[kRowsTogether][kMostBlocks][kOwn];
 #pragma unroll
     for (int j = 0; j < kRowsTogether; ++j) {
       const std::int32_t row = first + j * row_step(), members = row < rows_ ? at_.members : 0;
       max[j] = -FLT_MAX, sum[j] = 0.0F;
-      if (block < members) {
-        max[j] = ptx::load_remote(remote(exchange_->max + 4 * group * Config::kRows + row, block));
-        sum[j] = ptx::load_remote(remote(exchange_->sum + (4 * group + lane() % 4) * Config::kRows + row, block));
+      if (lane() < members) {
+        max[j] = ptx::load_remote(remote(exchange_->max + row, lane()));
+        sum[j] = ptx::load_remote(remote(exchange_->sum + row, lane()));
       }
 #pragma unroll
-      for (int k = 0; k < kParts; ++k) {
+      for (int k = 0; k < kMostBlocks; ++k) {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
-          const float4* const own = exchange_->out(k % Config::kGroups, row, lane() + 32 * i);
-          part[j][k][i] = k / Config::kGroups < members ? ptx::load_remote_quad(remote(own, k / Config::kGroups))
-                                                        : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+          part[j][k][i] = k < members ? ptx::load_remote_quad(remote(exchange_->out(0, row, quad() + 32 * i), k))
+                                      : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
         }
       }
     }
@@ -121,8 +139,8 @@ class ClusterMerge {
       const float own_weight = weight(max[j], all.x);
       float4 x[kOwn]{};
 #pragma unroll
-      for (int k = 0; k < kParts; ++k) {
-        const float w = __shfl_sync(0xFFFFFFFFU, own_weight, k * 4);
+      for (int k = 0; k < kMostBlocks; ++k) {
+        const float w = __shfl_sync(0xFFFFFFFFU, own_weight, k);
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) add_weighted(x[i], part[j][k][i], w);
       }
@@ -132,7 +150,7 @@ class ClusterMerge {
       }
       const std::int64_t at = static_cast<std::int64_t>(piece_->slot - at_.rank) * Config::kRows + row;
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) reinterpret_cast<float4*>(p_->partial_out)[at * kQuads + lane() + 32 * i] = x[i];
+      for (int i = 0; i < kOwn; ++i) reinterpret_cast<float4*>(p_->partial_out)[at * kQuads + quad() + 32 * i] = x[i];
       if (lane() == 0) p_->partial_state[at] = all;
     }
   }
@@ -142,7 +160,7 @@ class ClusterMerge {
     constexpr int kTogether = 16;  // clusters whose loads are on the way together
     const std::int64_t first = static_cast<std::int64_t>(piece_->slot - piece_->index) * Config::kRows + row;
     const std::int32_t step = at_.size * Config::kRows;
-    const auto* partials = reinterpret_cast<const float4*>(p_->partial_out) + first * kQuads + lane();
+    const auto* partials = reinterpret_cast<const float4*>(p_->partial_out) + first * kQuads + quad();
     const float2 own =
         lane() < at_.clusters ? __ldcg(p_->partial_state + first + lane() * step) : make_float2(-FLT_MAX, 0.0F);
     float2 all;
@@ -186,7 +204,7 @@ class ClusterMerge {
     const RowFinish finish =
         finish_row<Config>(*p_, *s_, *piece_, place, all.x, all.y, lse_shift(*p_, *exchange_, row));
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) store_quad<Config>(*p_, *s_, *piece_, place, lane() + 32 * i, x[i], finish);
+    for (int i = 0; i < kOwn; ++i) store_quad<Config>(*p_, *s_, *piece_, place, quad() + 32 * i, x[i], finish);
   }
   /// Whether this block is the last one with share q of the rows; all threads.
   __device__ __forceinline__ bool last_of_share(std::int32_t q) const {
@@ -200,7 +218,6 @@ class ClusterMerge {
   }
 
   static constexpr int kMostBlocks = 1 << kMostMergeLog;
-  static_assert(kMostBlocks * Config::kGroups * 4 <= 32);
 
   const DecodeParams* p_;
   const Sequence* s_;
@@ -209,5 +226,26 @@ class ClusterMerge {
   ClusterPlace at_;
   std::int32_t rows_;
 };
+
+/// Whether a piece whose outputs are in shared memory is merged in a cluster: then it is the block's last one.
+template <class Config>
+__device__ __forceinline__ bool merges_in_cluster(const DecodeParams& p, const Work& done,
+                                                  const Exchange<Config>& exchange) {
+  return Config::kMerges && p.cluster_log > 0 && done.piece.count > 1 && exchange.schedule->direct();
+}
+/// The end of other pieces.
+template <class Config>
+__device__ __forceinline__ void merge_piece(const DecodeParams& p, const Work& done, const Exchange<Config>& exchange) {
+  sync_team<Config>();
+  if (!merges_in_cluster(p, done, exchange)) merge_groups<Config>(p, done.sequence, done.piece, exchange);
+}
+/// The end of all, behind the loop over pieces, which then has its registers for itself.
+template <class Config>
+__device__ __forceinline__ void merge_last_piece(const DecodeParams& p, const Work& done,
+                                                 const Exchange<Config>& exchange) {
+  if constexpr (Config::kMerges) {
+    if (merges_in_cluster(p, done, exchange)) ClusterMerge<Config>(p, done.sequence, done.piece, exchange).run();
+  }
+}
 
 }  // namespace mpfa::sm90
