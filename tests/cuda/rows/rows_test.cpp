@@ -32,6 +32,20 @@ TEST(RowTiles, Of256ChannelsAreHalfAsManyAtMost) {
   }
 }
 
+TEST(VerifyTeams, AreThreeOf32RowsFromFourThirdsOutputsABlock) {
+  const auto teams = [](Operand value, std::int64_t outputs) { return verify_teams(128, 4, value, outputs, kBlocks); };
+  for (const Operand value : {Operand::mxfp4, Operand::nvfp4}) {
+    EXPECT_EQ(teams(value, 132), 1);
+    EXPECT_EQ(teams(value, 175), 1);
+    EXPECT_EQ(teams(value, 176), 3);
+    EXPECT_EQ(teams(value, 256), 3);
+  }
+  EXPECT_EQ(teams(Operand::int4, 256), 1);
+  EXPECT_EQ(teams(Operand::e4m3, 256), 1);
+  EXPECT_EQ(teams(Operand::e4m3, 265), 3);
+  EXPECT_EQ(verify_teams(128, 2, Operand::mxfp4, 256, kBlocks), 2);  // 16 rows
+}
+
 TEST(VerifyKernel, TakesMasksAndRoundedPWith128Channels) {
   for (const std::int64_t head_dim : {64, 128, 256}) {
     EXPECT_TRUE(has_verify_kernel(head_dim, kMixed)) << head_dim;

@@ -16,12 +16,16 @@ __device__ __forceinline__ std::uint32_t expand_blocks(const DecodeParams& p, co
                                                        const Lane<Config>& own, const RowTops<Config>& tops,
                                                        bool masked, Outside&& outside, float (&x)[Config::kScores],
                                                        GroupTile<Config>& tile, GroupState<Config>& state, F&& look) {
+  constexpr bool kSums = kScalesSums<Config>;
+  // Codes of K before scales, where registers allow.
+  constexpr bool kKeysFirst = !kSums && Config::kD == 128 && Config::kRowTiles == 4;
+  KeyCodes<Config> keys;
+  if constexpr (kKeysFirst) keys.load(stage, own);
   auto stored = ValueScales<Config>::codes(p.v, stage + own.value_scales, own);
   KeyScales<Config> key_scales;
-  if constexpr (!kScalesSums<Config>) key_scales.load(stage + own.key_scales, own);
+  if constexpr (!kSums) key_scales.load(stage + own.key_scales, own);
   Unseen unseen;
-  tile.rare = 0;
-  if (__builtin_expect(masked, 0)) {
+  const auto hide = [&] {
     const auto lane = static_cast<std::int32_t>(threadIdx.x % 32),
                warp = static_cast<std::int32_t>(threadIdx.x / 32 % 4);
 #pragma unroll
@@ -30,19 +34,34 @@ __device__ __forceinline__ std::uint32_t expand_blocks(const DecodeParams& p, co
       unseen.hidden[k] = outside(2 * lane + k);
     }
     ValueScales<Config>::hide(stored, unseen);
-    tile.rare = Rare::kMasked | unseen.nan;
-  }
+    tile.rare |= Rare::kMasked | unseen.nan;
+  };
+  // Where exponents are followed, what is masked shares their branch.
+  constexpr bool kFollows = kSums || KeyScales<Config>::kFollows, kShares = kFollows && !Config::kMasked;
+  if (!kShares && __builtin_expect(masked, 0)) hide();
   if constexpr (Config::kMasked) {
     if (!masked) ValueScales<Config>::hide(stored, unseen);  // a mask tensor may hide keys of any tile
   }
   std::uint32_t halves[Config::kWarpChunks * ValueScales<Config>::kBlocks];
-  if constexpr (kScalesSums<Config>) {
-    if (follow_groups(ValueScales<Config>::largest(stored), state.bias, tile.keep)) tile.rare |= Rare::kScaled;
+  if constexpr (kSums) {
+    const auto largest = [&] { return ValueScales<Config>::largest(stored); };
+    if (__builtin_expect(__any_sync(0xFFFFFFFFU, (kShares && masked) || exceeds_followed(largest(), state.bias)), 0)) {
+      if (kShares && masked) hide();
+      if (follow_groups(largest(), state.bias, tile.keep)) tile.rare |= Rare::kScaled;
+    }
     ValueScales<Config>::convert(stored, halves, state.bias);
   } else {
-    bool beyond = ValueScales<Config>::convert(stored, halves, state.bias);
-    beyond = key_scales.convert(state.key_bias) || beyond;
-    if (KeyScales<Config>::kFollows && __builtin_expect(__any_sync(0xFFFFFFFFU, beyond), 0)) {
+    const auto convert = [&] {
+      const bool beyond = ValueScales<Config>::convert(stored, halves, state.bias);
+      return key_scales.convert(state.key_bias) || beyond;
+    };
+    bool beyond = convert();
+    beyond = kFollows && __any_sync(0xFFFFFFFFU, beyond || (kShares && masked));
+    if (kShares && __builtin_expect(beyond, 0) && masked) {
+      hide();
+      beyond = __any_sync(0xFFFFFFFFU, convert());
+    }
+    if (__builtin_expect(beyond, 0)) {
       tile.keep = ValueScales<Config>::follow(stored, halves, state.bias);
       tile.rare |= Rare::kScaled;
       key_scales.follow(state.key_bias);
@@ -59,9 +78,10 @@ __device__ __forceinline__ std::uint32_t expand_blocks(const DecodeParams& p, co
     tile.low.expand(tile.value_scales, 0, own);
     tile.value_scales.take(own, 1);
     if constexpr (Config::kRowTiles < 8) tile.low.finish();
+    if constexpr (kTopsAhead<Config>) tops.load(tile.top);
     ptx::wait_mma<0>();
   };
-  if constexpr (kScalesSums<Config>) {
+  if constexpr (kSums) {
     SumScales<Config>::put(p.k, stage, own);
     __syncwarp();
     ScoreSums<Config> sums;
@@ -70,8 +90,7 @@ __device__ __forceinline__ std::uint32_t expand_blocks(const DecodeParams& p, co
     expand_values();
     sums.finish(own, x);
   } else {
-    KeyCodes<Config> keys;
-    keys.load(stage, own);
+    if constexpr (!kKeysFirst) keys.load(stage, own);
     key_scales.spread();
     __syncwarp();
     start_scores<Config>(keys, queries, key_scales, x, load_values);

@@ -46,7 +46,7 @@ __device__ __forceinline__ void fold_terms(const DecodeParams& p, const RowTops<
   for (int i = 0; i < 4; ++i) terms[i / 2][i % 2] = 0.0F;
 }
 
-/// take_probabilities in the formats' 16-bit type, times V's scales of the thread's keys. Adds to `sum`.
+/// take_probabilities in the formats' 16-bit type, times V's scales of the thread's keys.
 template <class Config>
 __device__ __forceinline__ bool take_probabilities(const float (&x)[Config::kScores], const float (&scale)[2],
                                                    const float4 (&tops)[Config::kRowTiles],
@@ -63,7 +63,8 @@ __device__ __forceinline__ bool take_probabilities(const float (&x)[Config::kSco
       const float2 both = {ptx::exp2_fast(fmaf(x[n * 4 + 2 * r], top.x, -top.z)),
                            ptx::exp2_fast(fmaf(x[n * 4 + 2 * r + 1], top.y, -top.w))};
       all |= __float_as_uint(both.x) | __float_as_uint(both.y);
-      sum[n][0] += both.x, sum[n][1] += both.y;
+      const bool begin = !Config::kAddsEarly && r == 0;
+      sum[n][0] = begin ? both.x : sum[n][0] + both.x, sum[n][1] = begin ? both.y : sum[n][1] + both.y;
       pairs[n][r] = kScaled ? pack_probabilities<Config>(both.x * scale[r], both.y * scale[r])
                             : pack_probabilities<Config>(both.x, both.y);
     }

@@ -20,11 +20,6 @@ inline constexpr bool kBytes = Config::kValueInfo.bits > 4;
 template <class Config>
 inline constexpr bool kMixed = Config::kKeyInfo.bits < Config::kValueInfo.bits;
 
-/// Whether factors and maxima of rows are read before the scores are waited for. There are no registers for it beside
-/// masks.
-template <class Config>
-inline constexpr bool kTopsAhead = kBytes<Config> && !Config::kMasked;
-
 template <class Config>
 requires kBytes<Config>
 struct Lane<Config> : KeyScalePlace {
@@ -71,20 +66,22 @@ struct ValueScales<Config> {
   float key[2];
 };
 
-/// Scales of tokens of a tile; 1 where none are stored.
+/// Scales of tokens of a tile; where none are stored, see fill_scales.
 template <class Config>
 struct TokenScales {
   static constexpr bool kStored = Config::kValueScale == ScaleKind::row, kOfKeys = Config::kKeyScale == ScaleKind::row;
   float key[2], value[2];  // of keys g and g + 8 of the warp
   float all[2];            // V's of the lane's two keys of the tile
 
-  __device__ __forceinline__ void load(const DecodeParams& p, std::uint32_t stage, const Lane<Config>& own) {
+  __device__ __forceinline__ void load(std::uint32_t stage, const Lane<Config>& own) {
     if constexpr (kStored) {
+      std::uint32_t two[2];
+      load_words(two, stage + own.tile_scales);
 #pragma unroll
       for (std::uint32_t k = 0; k < 2; ++k) {
-        all[k] = load(p.v, stage + own.tile_scales + k * 4);
-        if constexpr (kOfKeys) key[k] = load(p.k, stage + own.key_scales + k * 32);
-        value[k] = load(p.v, stage + own.value_scales + k * 32);
+        all[k] = f32_scale(two[k]);
+        if constexpr (kOfKeys) key[k] = load(stage + own.key_scales + k * 32);
+        value[k] = load(stage + own.value_scales + k * 32);
       }
     }
   }
@@ -106,14 +103,23 @@ struct TokenScales {
   }
 
  private:
-  __device__ __forceinline__ static float load(const DecodePages& pages, std::uint32_t at) {
-    float s = 1.0F;
-    asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.shared.f32 %0, [%1];}"
-                 : "+f"(s)
-                 : "r"(at), "r"(pages.scale_bytes));
-    return f32_scale(__float_as_uint(s));
+  __device__ __forceinline__ static float load(std::uint32_t at) {
+    std::uint32_t word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at));
+    return f32_scale(word);
   }
 };
+
+/// Ones in a stage where scales of tokens are not stored: no copy writes there.
+template <class Config>
+__device__ __forceinline__ void fill_scales(const DecodeParams& p, std::uint32_t stage) {
+  const std::uint32_t own = stage + threadIdx.x % kVerifyKeys * 4;
+  const auto fill = [&](const DecodePages& pages, std::uint32_t at) {
+    if (pages.scale_bytes == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(own + at), "f"(1.0F) : "memory");
+  };
+  if constexpr (TokenScales<Config>::kStored) fill(p.v, Config::kValueScalesAt);
+  if constexpr (TokenScales<Config>::kOfKeys) fill(p.k, Config::kKeyScalesAt);
+}
 
 /// Codes of a thread's keys g and g + 8.
 template <class Config>
@@ -208,34 +214,35 @@ struct ValueSteps<Config> {
 };
 
 /// The scores of a tile, and half of its V expanded. outside: whether a key of the tile is hidden from all rows.
-/// meanwhile: called when K is asked for. nan: which there is in V's scales, see Unseen. Returns whether there may be
-/// NaN or infinite codes of V that not all rows see.
+/// meanwhile: called when K is asked for. Sets what there is of Rare.
 template <class Config, class Tile, class Outside, class F>
-__device__ __forceinline__ bool expand_tile(const DecodeParams& p, std::uint32_t stage, std::uint32_t queries,
-                                            const Lane<Config>& own, const RowTops<Config>& tops, bool masked,
-                                            Outside&& outside, float (&x)[Config::kScores], Tile& tile,
-                                            std::uint32_t& nan, GroupState<Config>& state, F&& meanwhile) {
+__device__ __forceinline__ void expand_tile(std::uint32_t stage, std::uint32_t queries, const Lane<Config>& own,
+                                            const RowTops<Config>& tops, bool masked, Outside&& outside,
+                                            float (&x)[Config::kScores], Tile& tile, GroupState<Config>& state,
+                                            F&& meanwhile) {
   using Scales = TokenScales<Config>;
   std::conditional_t<kMixed<Config>, KeyCodes<Config>, KeyWords<Config>> keys;
   [[maybe_unused]] KeyScales<Config> key_scales;
   Scales scales;
   keys.load(stage, own);
   if constexpr (kMixed<Config>) key_scales.load(stage + own.key_scales, own);
-  scales.load(p, stage, own);
+  scales.load(stage, own);
   meanwhile();
-  bool broken = masked;
-  tile.keep = 1.0F;
   const auto ahead = [&] {
     tile.low.load(stage + own.values, 0);
+    bool broken = masked;
     if constexpr (Config::kMasked) {  // a mask tensor may hide keys of any tile
       ValueSteps<Config> high;
       high.load(stage + own.values, 1);
       broken = __any_sync(0xFFFFFFFFU, tile.low.has_broken() || high.has_broken());
+      const std::uint32_t nan = scales.hide(outside);
+      if (masked || broken || __any_sync(0xFFFFFFFFU, nan != 0)) tile.rare |= Rare::kMasked | nan;
+    } else if (__builtin_expect(masked, 0)) {
+      tile.rare |= Rare::kMasked | scales.hide(outside);
     }
-    if (Config::kMasked || __builtin_expect(masked, 0)) nan = scales.hide(outside);
-    if (__builtin_expect(broken, 0)) tile.low.drop_broken();
-    if constexpr (Scales::kStored) {
-      follow_groups(fmaxf(fabsf(scales.all[0]), fabsf(scales.all[1])), state.bias, tile.keep);
+    if (__builtin_expect(broken, 0)) {
+      tile.low.drop_broken();
+      tile.rare |= Rare::kBroken;
     }
   };
   if constexpr (kMixed<Config>) {
@@ -248,6 +255,11 @@ __device__ __forceinline__ bool expand_tile(const DecodeParams& p, std::uint32_t
   tile.low.expand(tile.value_scales, 0, own);
   if constexpr (Config::kRowTiles < 8) tile.low.finish();
   if constexpr (kTopsAhead<Config>) tops.load(tile.top);
+  if constexpr (Scales::kStored) {
+    // This branch also keeps the compiler from expanding behind the wait.
+    const float largest = fmaxf(fabsf(scales.all[0]), fabsf(scales.all[1]));
+    if (follow_groups(largest, state.bias, tile.keep)) tile.rare |= Rare::kScaled;
+  }
   ptx::wait_mma<0>();
   ptx::pin(x);
   if constexpr (Scales::kStored) {
@@ -257,7 +269,6 @@ __device__ __forceinline__ bool expand_tile(const DecodeParams& p, std::uint32_t
 #pragma unroll
     for (int i = 0; i < Config::kScores && Scales::kOfKeys; ++i) x[i] *= scales.key[i / 2 % 2];
   }
-  return broken;
 }
 
 }  // namespace mpfa::sm90

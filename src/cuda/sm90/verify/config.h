@@ -35,7 +35,8 @@ struct VerifyConfig {
   static constexpr bool kFewRegisters = (kD == 256 && kRowTiles == 2) || (kD == 64 && kRowTiles == 4);
   /// Where few registers are left: P is added to the sums before it is known whether they fit; and nothing is kept or
   /// asked for early.
-  static constexpr bool kAddsEarly = kMasked || kValueInfo.bits > 4 || kFewRegisters;
+  static constexpr bool kAddsEarly = kMasked || kFewRegisters || kRoundsP || kValueInfo.bits > 8 ||
+                                     (kValueInfo.bits == 8 && (kD != 128 || kRowTiles != 4));
   static constexpr bool kScarce = kMasked || kValueInfo.bits > 4 ||
                                   (kKeyScale == ScaleKind::group && kRowTiles == (kD < 256 ? 4 : 2));
   static_assert(has_verify_kernel(kD, {kKey, kValue}));

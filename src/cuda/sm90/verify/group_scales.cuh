@@ -45,10 +45,14 @@ struct GroupRow {
   }
 };
 
-/// V's scales are multiplied by the float whose bits are `bias`. Makes that fit the warp's `largest`; true if the sums
+/// V's scales are multiplied by the float whose bits are `bias`: whether one is too large for it.
+__device__ __forceinline__ bool exceeds_followed(float scale, std::uint32_t bias) {
+  return scale * __uint_as_float(bias) > kMostGroupScale;
+}
+/// Makes that fit the warp's `largest`; true if the sums
 /// so far have to be multiplied by `keep`.
 __device__ __forceinline__ bool follow_groups(float largest, std::uint32_t& bias, float& keep) {
-  if (!__builtin_expect(__any_sync(0xFFFFFFFFU, largest * __uint_as_float(bias) > kMostGroupScale), 0)) return false;
+  if (!__builtin_expect(__any_sync(0xFFFFFFFFU, exceeds_followed(largest, bias)), 0)) return false;
   const std::uint32_t bits = __float_as_uint(largest);
   const std::uint32_t top = __reduce_max_sync(0xFFFFFFFFU, bits < 0x7F800000U ? bits : 0U);
   if (__uint_as_float(top) * __uint_as_float(bias) <= kMostGroupScale) return false;

@@ -108,10 +108,11 @@ struct ScoreSums {
     std::uint32_t w[4];
 #pragma unroll
     for (int c = 0; c < Config::kChunks; ++c) {
-      if (c % 2 == 0) ptx::load_matrices(w, codes ^ (c * 16));
+      if (c == 0) ptx::load_matrices(w, codes);
       std::uint32_t f[2][4];
       expand_word<Config::kKey>(w[c % 2 * 2], f[0]);
       expand_word<Config::kKey>(w[c % 2 * 2 + 1], f[1]);
+      if (c % 2 == 1 && c + 1 < Config::kChunks) ptx::load_matrices(w, codes ^ ((c + 1) * 16));
       ptx::fence_mma();
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
@@ -190,6 +191,13 @@ struct ValueSteps {
   }
 };
 
+/// Whether factors and maxima of rows are read before the scores are waited for, and the descriptor of P is made before
+/// the barrier. There are no registers for it beside masks, and codes with scales of blocks gain nothing by it.
+template <class Config>
+inline constexpr bool kTopsAhead =
+    !Config::kMasked &&
+    (Config::kValueInfo.bits > 4 || (kScalesSums<Config> && Config::kD == 128 && Config::kRowTiles == 4));
+
 /// What is known of a tile before its scores are.
 template <class Config>
 struct GroupTile {
@@ -201,10 +209,11 @@ struct GroupTile {
   std::uint32_t rare;  // alike in a warp but for the NaN
 };
 /// What few tiles have: rows that see other keys, outputs to be scaled, a mask tensor that acts, codes of V that are
-/// NaN or infinite.
+/// NaN or infinite, places of the next tiles that nobody knows.
 struct Rare {
   static constexpr std::uint32_t kNan = 0xFFU;  // of Unseen
-  static constexpr std::uint32_t kMasked = 0x100U, kScaled = 0x200U, kMaskActs = 0x400U, kBroken = 0x800U;
+  static constexpr std::uint32_t kMasked = 0x100U, kScaled = 0x200U, kMaskActs = 0x400U, kBroken = 0x800U,
+                                 kLookUp = 0x1000U;
 };
 
 /// d += a b of the formats' 16-bit type, see multiply_async.

@@ -95,7 +95,12 @@ constexpr std::int32_t verify_teams(std::int64_t head_dim, std::int32_t row_tile
                                     std::int64_t blocks) {
   const std::int32_t groups = verify_groups(head_dim, row_tiles, value);
   if (outputs <= blocks) return 1;
-  return outputs <= 2 * blocks ? (groups == 3 ? 1 : 2) : groups;
+  if (outputs > 2 * blocks) return groups;
+  if (groups != 3) return 2;
+  // Three teams have two or three pieces of an output. With few outputs that costs more than it saves, and for scales
+  // of groups and 8 bits it was not faster.
+  const bool whole = head_dim == 128 && (value == Operand::mxfp4 || value == Operand::nvfp4);
+  return whole && 3 * outputs >= 4 * blocks ? 3 : 1;
 }
 
 /// How scales act: those of int8 are of whole tokens here.

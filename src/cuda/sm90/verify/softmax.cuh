@@ -173,7 +173,8 @@ __device__ __forceinline__ std::uint32_t probability_place() {
   return ((2 * warp + lane / 8 % 2) * Config::kRows + lane / 16 * 8 + lane % 8) * 16;
 }
 
-/// P as B operand to shared memory, from the lane's place on.
+/// P as B operand to shared memory, from the lane's place on. Who reads it fences it, behind a barrier, where stores
+/// are done: before, a warp would wait for them.
 template <class Config>
 __device__ __forceinline__ void store_probabilities(std::uint32_t at,
                                                     const std::uint32_t (&pairs)[Config::kRowTiles][2]) {
@@ -182,7 +183,6 @@ __device__ __forceinline__ void store_probabilities(std::uint32_t at,
     const std::uint32_t four[4] = {pairs[n][0], pairs[n][1], pairs[n + 1][0], pairs[n + 1][1]};
     ptx::store_matrices_transposed(at + n * 128, four);
   }
-  ptx::fence_shared_writes();
 }
 
 /// What a maximum is above the largest score when it is taken: P is then relative to it, codes of P as they are.

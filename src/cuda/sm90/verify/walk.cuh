@@ -7,28 +7,26 @@
 #include "cuda/sm90/verify/finish.cuh"
 #include "cuda/sm90/verify/logits.cuh"
 #include "cuda/sm90/verify/mask.cuh"
+#include "cuda/sm90/verify/places.cuh"
 
 namespace mpfa::sm90 {
 
-/// A warpgroup's way through its tiles of a piece: tile i is computed while those up to i + kStages - 1 are copied;
-/// lanes l and l + 16 know the places of tiles 16 n + l, and ask for the next page id.
+/// A warpgroup's way through its tiles of a piece: tile i is computed while those up to i + kStages - 1 are copied.
 template <class Config>
 class GroupWalk {
  public:
-  __device__ __forceinline__ explicit GroupWalk(const DecodeParams& p) : p_(&p), pages_(p), mask_(p) {}
+  __device__ __forceinline__ explicit GroupWalk(const DecodeParams& p) : p_(&p), places_(p), mask_(p) {}
 
   /// Starts copies of the first tiles of a piece, those that the outputs of the last one leave room for.
   __device__ __forceinline__ void start(const Work& work, std::uint32_t memory) {
     const Sequence& s = work.sequence;
-    pages_.enter(work.piece.head);
-    bad_page_ = false;
     const std::int32_t begin = (s.begin / kTileKeys + work.piece.first_tile) * kTileKeys;
     end_ = s.end > s.begin ? min(begin + work.piece.tiles * kTileKeys, s.end) : begin;
     first_ = begin + team_warp<Config>() / 4 * kVerifyKeys;
     count_ = (end_ - first_ + kStep - 1) / kStep;
     whole_begin_ = max(s.all_begin - first_ + kStep - 1, 0) / kStep;
     whole_count_ = (max(min(s.all_end, end_) - first_ - kVerifyKeys, -kStep) + kStep) / kStep - whole_begin_;
-    if constexpr (!Config::kScarce) ahead_ = ask(work, 0);
+    places_.enter(work, first_, count_);
 #pragma unroll
     for (int i = 0; i < Config::kEarlyStages; ++i) copy<false>(memory + i * Config::kStageBytes, i, find(work, i));
   }
@@ -68,6 +66,12 @@ class GroupWalk {
         clear_terms<Config>(memory + i * Config::kStageBytes);
       }
     }
+    if constexpr (kBytes<Config> && Config::kValueScale == ScaleKind::row) {
+#pragma unroll 1
+      for (int i = 0; i < Config::kStages && (p_->k.scale_bytes == 0 || p_->v.scale_bytes == 0); ++i) {
+        fill_scales<Config>(*p_, memory + i * Config::kStageBytes);
+      }
+    }
     ptx::wait_copies<Config::kStages - (Config::kMasked ? Config::kEarlyStages : 1)>();
     ptx::sync_some<128>(barrier);
     const std::uint32_t last = memory + (Config::kStages - 1) * Config::kStageBytes;
@@ -85,6 +89,7 @@ class GroupWalk {
         if ((tile.rare & Rare::kMaskActs) != 0) mask_.apply(work, stage, x);
       }
       if (__builtin_expect((tile.rare & ~Rare::kMaskActs) != 0, 0)) {
+        if (kLooksUp && (tile.rare & Rare::kLookUp) != 0) places_.look_up(work, first_, count_, i + Config::kStages);
         if constexpr (Config::kValueScale != ScaleKind::e4m3) {
           if ((tile.rare & Rare::kScaled) != 0) scale_outputs<Config>(state, tile.keep);
         }
@@ -131,14 +136,17 @@ class GroupWalk {
         }
       };
       GroupPlace next_place{};
-      if constexpr (kFindsEarly) next_place = find(work, i + Config::kStages);
+      if constexpr (kFindsEarly) next_place = find<kLooksUp>(work, i + Config::kStages);
       const bool raise = take();
       store_probabilities<Config>(put, pairs);
       ptx::wait_copies<Config::kStages - 2>();
       // P and V of the next tile are there for the whole warpgroup, and what was read is free.
+      std::uint32_t from = 0;  // the descriptor of P
+      if constexpr (kTopsAhead<Config>) from = uniform(probabilities);
       const bool any = ptx::any_of_some<128>(barrier, raise);
+      ptx::fence_shared_writes();
       const auto copy_next = [&, stage] {
-        if constexpr (!kFindsEarly) next_place = find(work, i + Config::kStages);
+        if constexpr (!kFindsEarly) next_place = find<kLooksUp>(work, i + Config::kStages);
         copy(stage, i + Config::kStages, next_place);
       };
       if constexpr (!Config::kScarce) copy_next();
@@ -149,6 +157,7 @@ class GroupWalk {
         take();
         store_probabilities<Config>(put, pairs);
         ptx::sync_some<128>(barrier);
+        ptx::fence_shared_writes();
       }
 #pragma unroll
       for (int k = 0; k < 2 * Config::kRowTiles; ++k) {
@@ -160,7 +169,7 @@ class GroupWalk {
 #pragma unroll
       for (int h = 0; h < Config::kHalves; ++h) ptx::pin(state.out[h]);
       ptx::fence_mma();
-      const std::uint32_t from = uniform(probabilities);
+      if constexpr (!kTopsAhead<Config>) from = uniform(probabilities);
       start_values<Config>(tile.low, from, 0, state);
       start_values<Config>(high, from, 1, state);
       ptx::commit_mma();
@@ -174,13 +183,15 @@ class GroupWalk {
   }
 
   __device__ __forceinline__ bool bad_page() const {
-    return bad_page_;
+    return places_.bad_page();
   }
 
  private:
-  static constexpr std::int32_t kStep = Config::kGroups * kVerifyKeys, kLookUp = 16;
+  static constexpr std::int32_t kStep = TilePlaces<Config>::kStep, kLookUp = TilePlaces<Config>::kLookUp;
   /// Places of the next copies while P is computed, where that needs no register of others.
   static constexpr bool kFindsEarly = !Config::kScarce && !kScalesSums<Config>;
+  /// Whether lanes look up the next places in the branch of what is rare, without one of their own.
+  static constexpr bool kLooksUp = !kBytes<Config> && !Config::kMasked && !Config::kFewRegisters;
 
   /// The same in every lane, for what MMAs take from uniform registers.
   template <class T>
@@ -205,22 +216,19 @@ class GroupWalk {
       return first_ + i * kStep + key < work.sequence.begin || first_ + i * kStep + key >= end_;
     };
     std::uint32_t mask_acts = 0;
+    tile.rare = kLooksUp && (i + Config::kStages) % kLookUp == 0 ? Rare::kLookUp : 0U;
     const auto look = [&] {
       if constexpr (Config::kMasked) {
         mask_acts = __any_sync(0xFFFFFFFFU, mask_.acts(mask_.load_ahead(stage), stage)) ? Rare::kMaskActs : 0U;
       }
     };
     if constexpr (kBytes<Config>) {
-      std::uint32_t nan = 0;
-      const bool broken =
-          expand_tile<Config>(*p_, stage, queries, own, tops, masked, outside, x, tile, nan, state, [&] {
-            meanwhile();
-            if constexpr (Config::kRankOne) load_terms(*p_, stage + own.terms, tile.terms);
-            look();
-          });
-      const bool hides = masked || broken || (Config::kMasked && __any_sync(0xFFFFFFFFU, nan != 0));
-      tile.rare = (tile.keep != 1.0F ? Rare::kScaled : 0U) | (hides ? Rare::kMasked | nan : 0U) |
-                  (broken ? Rare::kBroken : 0U) | mask_acts;
+      expand_tile<Config>(stage, queries, own, tops, masked, outside, x, tile, state, [&] {
+        meanwhile();
+        if constexpr (Config::kRankOne) load_terms(*p_, stage + own.terms, tile.terms);
+        look();
+      });
+      tile.rare |= mask_acts;
     } else {
       const bool scaled = Config::kMasked && scales_logits(*p_);
       const std::uint32_t nan = expand_blocks<Config>(*p_, exchange.factors, scaled, stage, queries, own, tops, masked,
@@ -231,24 +239,11 @@ class GroupWalk {
     }
   }
 
-  /// The page id of the lane's one of tiles i to i + 15.
-  __device__ __forceinline__ std::int32_t ask(const Work& work, std::int32_t i) const {
-    const std::int32_t own = i + static_cast<std::int32_t>(threadIdx.x % kLookUp);
-    return own < count_ ? pages_.ask(work, first_ + own * kStep) : 0;
-  }
-  /// Place of the warp's keys of tile i; of all tiles, in order.
+  /// Place of the warp's keys of tile i; of all tiles, in order. kLookedUp: where it is among those known.
+  template <bool kLookedUp = false>
   __device__ __forceinline__ GroupPlace find(const Work& work, std::int32_t i) {
-    if (__builtin_expect(i % kLookUp == 0, 0)) {
-      const std::int32_t own = i + static_cast<std::int32_t>(threadIdx.x % kLookUp);
-      const std::int32_t id = Config::kScarce ? ask(work, i) : ahead_;
-      const bool bad = own < count_ && static_cast<std::uint32_t>(id) >= static_cast<std::uint32_t>(p_->num_pages);
-      bad_page_ = bad_page_ || bad;
-      now_ = pages_.place(work, first_ + own * kStep, bad ? 0 : id);
-      if constexpr (!Config::kScarce) ahead_ = ask(work, i + kLookUp);
-    }
-    return {__shfl_sync(0xFFFFFFFFU, now_.k, i, kLookUp), __shfl_sync(0xFFFFFFFFU, now_.v, i, kLookUp),
-            __shfl_sync(0xFFFFFFFFU, now_.scales, i, kLookUp),
-            Config::kRankOne ? __shfl_sync(0xFFFFFFFFU, now_.terms, i, kLookUp) : 0U};
+    if (!kLookedUp && __builtin_expect(i % kLookUp == 0, 0)) places_.look_up(work, first_, count_, i);
+    return places_.of(i);
   }
   /// Starts the copies of tile i, if there is one. kMasks: also of the mask tensor's part.
   template <bool kMasks = true>
@@ -256,23 +251,20 @@ class GroupWalk {
     if constexpr (kMasks && Config::kMasked) {
       const auto begins = mask_.begins();
       if (i < count_) {
-        pages_.copy(stage, place);
+        places_.copy(stage, place);
         mask_.copy(begins, stage, warp_key(i), end_);
       }
     } else {
-      if (i < count_) pages_.copy(stage, place);
+      if (i < count_) places_.copy(stage, place);
     }
     ptx::commit_copies();
   }
 
   const DecodeParams* p_;
-  GroupPages<Config> pages_;
+  TilePlaces<Config> places_;
   TileMask<Config> mask_;
   std::int32_t first_, end_, count_;
   std::int32_t whole_begin_, whole_count_;  // tiles of which every row sees every key
-  GroupPlace now_{};
-  std::int32_t ahead_ = 0;
-  bool bad_page_ = false;
 };
 
 }  // namespace mpfa::sm90
