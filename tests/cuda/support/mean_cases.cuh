@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdio>
+#include <cstring>
 
 #include "tests/cuda/support/decode_data.cuh"
 
@@ -36,7 +37,9 @@ void run_mean_cases(Run&& run) {
   with_means("means, several splits", [](CaseShape& s) { s.lengths = {5000}; });
   with_means("means, one output, larger capacity",
              [](CaseShape& s) { s.q_heads = 8, s.kv_heads = 1, s.lengths = {700}, s.max_kv = 50000; });
-  with_means("means, f16 queries", [](CaseShape& s) { s.lengths = {900}, s.q_bf16 = false; });
+  with_means("means, f16 queries", [](CaseShape& s) {
+    s.lengths = {900}, s.q_bf16 = std::strcmp(s.k, "bf16") == 0;  // beside K in bf16, q is bf16
+  });
   with_means("means, pages of 16", [](CaseShape& s) { s.lengths = {777}, s.page_size = 16; });
   with_means("means, pages of 24", [](CaseShape& s) { s.lengths = {777}, s.page_size = 24; });
   with_means("means, softcap", [](CaseShape& s) { s.lengths = {900}, s.softcap = 3.0F; });

@@ -15,9 +15,13 @@ DecodeKernel kernel_of() {
                       Config::kPairs,
                       Config::kDirect,
                       Config::kClusters};
-  if constexpr (Config::kDirect) kernel.window = reinterpret_cast<const void*>(&decode_window<Config>);
-  if constexpr (Config::kDirect && !Config::kHalves)
-    kernel.means = reinterpret_cast<const void*>(&decode<Config, true>);
+  if constexpr (Config::kDirect) {
+    kernel.window = reinterpret_cast<const void*>(&decode_window<Config, false>);
+    kernel.window_with_means = reinterpret_cast<const void*>(&decode_window<Config, true>);
+  }
+  if constexpr (Config::kDirect && !Config::kHalves) {
+    kernel.with_means = reinterpret_cast<const void*>(&decode<Config, true>);
+  }
   return kernel;
 }
 

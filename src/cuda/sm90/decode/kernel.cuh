@@ -75,16 +75,11 @@ __global__ void __launch_bounds__(Config::kBlockThreads, 1) decode(const __grid_
 }
 
 /// Windows of few tiles, always the short way; apart for the same reason.
-template <class Config>
+template <class Config, bool kMeans>
 __global__ void __launch_bounds__(Config::kBlockThreads, 1) decode_window(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const Exchange<Config> exchange(shared + team_of_block<Config>() * Config::kTeamBytes);
-  const std::uint32_t memory = ring_of_warp(exchange);
-  if (p.sequences == nullptr) {
-    attend_directly<Config, true, false>(p, exchange, memory);
-  } else {
-    attend_directly<Config, true, true>(p, exchange, memory);
-  }
+  attend_directly<Config, true, kMeans>(p, exchange, ring_of_warp(exchange));
 }
 
 }  // namespace mpfa::sm90

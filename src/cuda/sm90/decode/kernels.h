@@ -15,7 +15,7 @@ struct DecodeKernel {
   bool direct = false;    // and for the short way of direct.cuh
   bool clusters = false;  // where clusters merge through shared memory
   // Those of calls that go the short way with windows, and with means of K or V.
-  const void *window = nullptr, *means = nullptr;
+  const void *window = nullptr, *with_means = nullptr, *window_with_means = nullptr;
 };
 
 /// One of a single team where there is none of `teams`.

@@ -164,9 +164,10 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
   const std::int32_t outputs = params.kv_heads * launch.row_blocks;
   std::int32_t blocks = launch.blocks;
   params.splits = blocks * kernel.teams / (params.batch * outputs);
-  const void* const short_way = params.window_left >= 0       ? kernel.window
-                                : params.sequences != nullptr ? kernel.means
-                                                              : kernel.function;
+  const bool means = params.sequences != nullptr;
+  const void* const short_way = params.window_left >= 0 ? (means ? kernel.window_with_means : kernel.window)
+                                : means                 ? kernel.with_means
+                                                        : kernel.function;
   params.direct =
       kernel.direct && short_way != nullptr && launch.row_blocks == 1 && may_be_direct(params, launch, kernel.teams);
   const void* const function = params.direct != 0 ? short_way : kernel.function;

@@ -106,7 +106,9 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
 
   l.blocks = static_cast<std::int32_t>(std::min<std::int64_t>(multiprocessors, lines * tiles));
   l.teams = choose_teams(shape, l, lines);
-  l.groups = l.row_tiles == 2 && l.row_blocks == 1 && l.fixed_split == 0 && lines <= l.blocks &&
+  // Of 128 channels two row blocks are faster as clusters of the verify kernel.
+  l.groups = l.row_tiles == 2 && (l.row_blocks == 1 || shape.head_dim <= 64) && l.fixed_split == 0 &&
+             lines <= l.blocks &&
              multiplies_in_groups(kernel_head_dim(shape.head_dim), shape.operands.key, l.row_tiles);
   // Blocks of a cluster are neighbours, so that row blocks of the same keys are not: with four that costs more.
   const bool merges =

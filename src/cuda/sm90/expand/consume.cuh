@@ -38,7 +38,11 @@ class Consumer {
       const bool more = choose && work.more != 0;
       Query query{};
       if (more) begin_query(work, exchange, query);
-      if (!first) merge_piece<Config>(p, done, exchange);
+      if (!first) {
+        sync_team<Config>();
+        if (merges_in_cluster(p, done, exchange)) break;
+        merge_groups<Config>(p, done.sequence, done.piece, exchange);
+      }
       if (!more) break;
       // Copies of the first piece are on their way already.
       if (!Config::kCopies || !first) ptx::sync_some<Config::kBlockThreads>(kRingFree);
@@ -48,7 +52,10 @@ class Consumer {
       sync_team<Config>();
       multiply(exchange, work);
     }
-    if (round > 0) merge_last_piece<Config>(p, exchange.work[round % 2 ^ 1], exchange);
+    if constexpr (Config::kMerges) {
+      const Work& done = exchange.work[round % 2 ^ 1];
+      if (round > 0 && merges_in_cluster(p, done, exchange)) merge_in_cluster<Config>(p, done, exchange.ring);
+    }
   }
 
  private:

@@ -47,7 +47,7 @@ class ClusterMerge {
       : p_(&p),
         s_(&s),
         piece_(&piece),
-        exchange_(&exchange),
+        exchange_(exchange),
         at_(p, piece),
         rows_(min(Config::kRows, s.sq * p.group - piece.row_block * Config::kRows)) {}
 
@@ -97,16 +97,16 @@ class ClusterMerge {
   /// Sums of a row over the warpgroups of the block, to where the first of them has its own.
   __device__ __forceinline__ void merge_own(std::int32_t row) const {
     float weights[Config::kGroups];
-    const float2 all = weigh_groups<Config>(*exchange_, row, weights);
+    const float2 all = weigh_groups<Config>(exchange_, row, weights);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       float4 x{};
 #pragma unroll
-      for (int k = 0; k < Config::kGroups; ++k) add_weighted(x, *exchange_->out(k, row, quad() + 32 * i), weights[k]);
+      for (int k = 0; k < Config::kGroups; ++k) add_weighted(x, *exchange_.out(k, row, quad() + 32 * i), weights[k]);
       __syncwarp();
-      *exchange_->out(0, row, quad() + 32 * i) = x;
+      *exchange_.out(0, row, quad() + 32 * i) = x;
     }
-    if (lane() == 0) exchange_->max[row] = all.x, exchange_->sum[row] = all.y;
+    if (lane() == 0) exchange_.max[row] = all.x, exchange_.sum[row] = all.y;
   }
 
   /// Sums over the blocks of the cluster, of a row and the warp's next one if there is one.
@@ -119,14 +119,14 @@ class ClusterMerge {
       const std::int32_t row = first + j * row_step(), members = row < rows_ ? at_.members : 0;
       max[j] = -FLT_MAX, sum[j] = 0.0F;
       if (lane() < members) {
-        max[j] = ptx::load_remote(remote(exchange_->max + row, lane()));
-        sum[j] = ptx::load_remote(remote(exchange_->sum + row, lane()));
+        max[j] = ptx::load_remote(remote(exchange_.max + row, lane()));
+        sum[j] = ptx::load_remote(remote(exchange_.sum + row, lane()));
       }
 #pragma unroll
       for (int k = 0; k < kMostBlocks; ++k) {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
-          part[j][k][i] = k < members ? ptx::load_remote_quad(remote(exchange_->out(0, row, quad() + 32 * i), k))
+          part[j][k][i] = k < members ? ptx::load_remote_quad(remote(exchange_.out(0, row, quad() + 32 * i), k))
                                       : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
         }
       }
@@ -201,8 +201,7 @@ class ClusterMerge {
   }
   __device__ __forceinline__ void store(std::int32_t row, float2 all, const float4 (&x)[kOwn]) const {
     const RowPlace place = place_row(*p_, piece_->head, piece_->row_block * Config::kRows + row);
-    const RowFinish finish =
-        finish_row<Config>(*p_, *s_, *piece_, place, all.x, all.y, lse_shift(*p_, *exchange_, row));
+    const RowFinish finish = finish_row<Config>(*p_, *s_, *piece_, place, all.x, all.y, lse_shift(*p_, exchange_, row));
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) store_quad<Config>(*p_, *s_, *piece_, place, quad() + 32 * i, x[i], finish);
   }
@@ -222,30 +221,21 @@ class ClusterMerge {
   const DecodeParams* p_;
   const Sequence* s_;
   const Piece* piece_;
-  const Exchange<Config>* exchange_;
+  Exchange<Config> exchange_;
   ClusterPlace at_;
   std::int32_t rows_;
 };
 
-/// Whether a piece whose outputs are in shared memory is merged in a cluster: then it is the block's last one.
+/// Whether a piece whose outputs are in shared memory is merged in a cluster: then it is the block's last one, and its
+/// end lies behind the loop over pieces, where it leaves the loop its registers.
 template <class Config>
 __device__ __forceinline__ bool merges_in_cluster(const DecodeParams& p, const Work& done,
                                                   const Exchange<Config>& exchange) {
   return Config::kMerges && p.cluster_log > 0 && done.piece.count > 1 && exchange.schedule->direct();
 }
-/// The end of other pieces.
 template <class Config>
-__device__ __forceinline__ void merge_piece(const DecodeParams& p, const Work& done, const Exchange<Config>& exchange) {
-  sync_team<Config>();
-  if (!merges_in_cluster(p, done, exchange)) merge_groups<Config>(p, done.sequence, done.piece, exchange);
-}
-/// The end of all, behind the loop over pieces, which then has its registers for itself.
-template <class Config>
-__device__ __forceinline__ void merge_last_piece(const DecodeParams& p, const Work& done,
-                                                 const Exchange<Config>& exchange) {
-  if constexpr (Config::kMerges) {
-    if (merges_in_cluster(p, done, exchange)) ClusterMerge<Config>(p, done.sequence, done.piece, exchange).run();
-  }
+__device__ __noinline__ void merge_in_cluster(const DecodeParams& p, const Work& done, std::uint8_t* shared) {
+  ClusterMerge<Config>(p, done.sequence, done.piece, Exchange<Config>(shared)).run();
 }
 
 }  // namespace mpfa::sm90

@@ -89,14 +89,14 @@ __device__ __forceinline__ void put_group(const Exchange<Config>& exchange, cons
   }
 }
 
+/// The same for all of the team, which then waits for it.
 template <class Config>
-__device__ __forceinline__ void finish_group_piece(const DecodeParams& p, const Work& done,
-                                                   const Exchange<Config>& exchange, GroupState<Config>& state,
-                                                   bool bad_page) {
+__device__ __forceinline__ void put_piece(const DecodeParams& p, const Work& done, const Exchange<Config>& exchange,
+                                          GroupState<Config>& state, bool bad_page) {
   const std::int32_t rows = min(Config::kRows, done.sequence.sq * p.group - done.piece.row_block * Config::kRows);
   const std::uint32_t memory = ptx::shared_address(exchange.ring) + team_warp<Config>() / 4 * Config::kGroupBytes;
   put_group<Config>(exchange, RowTops<Config>(memory), state, bad_page, rows);
-  merge_piece<Config>(p, done, exchange);
+  sync_team<Config>();
 }
 
 }  // namespace mpfa::sm90

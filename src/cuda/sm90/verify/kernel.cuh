@@ -31,7 +31,11 @@ __global__ void __launch_bounds__(Config::kBlockThreads, 1) verify(const __grid_
       query = load_query<Config>(p, work);
       walk.start(work, memory);
     }
-    if (!first) finish_group_piece<Config>(p, done, exchange, state, bad_page);
+    if (!first) {
+      put_piece<Config>(p, done, exchange, state, bad_page);
+      if (merges_in_cluster(p, done, exchange)) break;
+      merge_groups<Config>(p, done.sequence, done.piece, exchange);
+    }
     if (!more) break;
     load_shifts<Config>(p, work.sequence, work.piece, exchange);
     if (threadIdx.x % Config::kThreads == 0 && work.ends_chunk != 0 && work.last == 0) {
@@ -43,7 +47,10 @@ __global__ void __launch_bounds__(Config::kBlockThreads, 1) verify(const __grid_
     sync_team<Config>();
     walk.run(exchange, work, memory, state);
   }
-  if (round > 0) merge_last_piece<Config>(p, exchange.work[round % 2 ^ 1], exchange);
+  if constexpr (Config::kMerges) {
+    const Work& done = exchange.work[round % 2 ^ 1];
+    if (round > 0 && merges_in_cluster(p, done, exchange)) merge_in_cluster<Config>(p, done, exchange.ring);
+  }
 }
 
 }  // namespace mpfa::sm90
