@@ -54,7 +54,9 @@ class Consumer {
     }
     if constexpr (Config::kMerges) {
       const Work& done = exchange.work[round % 2 ^ 1];
-      if (round > 0 && merges_in_cluster(p, done, exchange)) merge_in_cluster<Config>(p, done, exchange.ring);
+      if (round > 0 && merges_in_cluster(p, done, exchange)) {
+        merge_in_cluster<Config>(p, done, exchange);
+      }
     }
   }
 

@@ -234,8 +234,17 @@ __device__ __forceinline__ bool merges_in_cluster(const DecodeParams& p, const W
   return Config::kMerges && p.cluster_log > 0 && done.piece.count > 1 && exchange.schedule->direct();
 }
 template <class Config>
-__device__ __noinline__ void merge_in_cluster(const DecodeParams& p, const Work& done, std::uint8_t* shared) {
+__device__ __noinline__ void merge_apart(const DecodeParams& p, const Work& done, std::uint8_t* shared) {
   ClusterMerge<Config>(p, done.sequence, done.piece, Exchange<Config>(shared)).run();
 }
-
+/// kApart: as a function of its own, which takes 2 us more, by loads of parameters, but no registers of the loop.
+template <class Config, bool kApart = false>
+__device__ __forceinline__ void merge_in_cluster(const DecodeParams& p, const Work& done,
+                                                 const Exchange<Config>& exchange) {
+  if constexpr (kApart) {
+    merge_apart<Config>(p, done, exchange.ring);
+  } else {
+    ClusterMerge<Config>(p, done.sequence, done.piece, exchange).run();
+  }
+}
 }  // namespace mpfa::sm90
