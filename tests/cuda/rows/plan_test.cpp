@@ -83,6 +83,10 @@ TEST(PlanDecode, FewOutputsOfMoreThan8RowsAreClusters) {
   EXPECT_EQ(plan_decode(s, kBlocks).merge_log, 1);
   s.batch = 32;
   EXPECT_EQ(plan_decode(s, kBlocks).merge_log, 0);
+  s.batch = 1, s.head_dim = 256;
+  EXPECT_EQ(plan_decode(s, kBlocks).merge_log, 1);
+  s.operands = {Operand::int4, Operand::int4};
+  EXPECT_EQ(plan_decode(s, kBlocks).merge_log, 0);
   DecodeShape fp4 = shape_of(1, 1, 16384, 2);  // 16 rows, for the decode kernel
   EXPECT_TRUE(plan_decode(fp4, kBlocks).groups);
   EXPECT_EQ(plan_decode(fp4, kBlocks).merge_log, 0);

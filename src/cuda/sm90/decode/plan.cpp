@@ -111,8 +111,9 @@ DecodeLaunch plan_decode(const DecodeShape& shape, std::int32_t multiprocessors)
              lines <= l.blocks &&
              multiplies_in_groups(kernel_head_dim(shape.head_dim), shape.operands.key, l.row_tiles);
   // Blocks of a cluster are neighbours, so that row blocks of the same keys are not: with four that costs more.
-  const bool merges =
-      l.expand ? expands_all_rows(shape.head_dim, shape.operands) : l.verify && !l.groups && l.row_blocks <= 2;
+  const bool merges = l.expand ? expands_all_rows(shape.head_dim, shape.operands)
+                               : l.verify && !l.groups && l.row_blocks <= 2 &&
+                                     has_verify_clusters(kernel_head_dim(shape.head_dim), shape.operands);
   if (merges && l.fixed_split == 0 && 2 * lines <= l.blocks) {
     const MergeSplit merge = split_to_merge(static_cast<std::int32_t>(lines), l.blocks, multiprocessors);
     l.merge_log = merge.log;

@@ -3,7 +3,14 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/verify/shapes.h"
+
 namespace mpfa::sm90 {
+
+/// Whether the verify kernel has clusters: beside 256 channels and scales of groups there are no registers for them.
+constexpr bool has_verify_clusters(std::int64_t head_dim, OperandPair operands) {
+  return head_dim < 256 || verify_scale(operands.key) != ScaleKind::group;
+}
 
 inline constexpr int kMostMergeLog = 2;          // of a cluster's blocks that merge
 inline constexpr std::int32_t kMostMerges = 32;  // clusters of an output

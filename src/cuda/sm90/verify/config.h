@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/sm90/decode/config.h"
+#include "cuda/sm90/verify/clusters.h"
 #include "cuda/sm90/verify/shapes.h"
 
 namespace mpfa::sm90 {
@@ -23,8 +24,8 @@ struct VerifyConfig {
 
   static constexpr int kBlockGroups = verify_groups(kD, kRowTiles, kValue), kBlockThreads = 128 * kBlockGroups;
   static constexpr int kTeams = kTeamCount, kGroups = kBlockGroups / kTeams;
-  static constexpr int kWarps = 4 * kGroups, kThreads = 32 * kWarps;  // of a team
-  static constexpr bool kMerges = kTeams == 1;                        // see cluster.cuh
+  static constexpr int kWarps = 4 * kGroups, kThreads = 32 * kWarps;                       // of a team
+  static constexpr bool kMerges = kTeams == 1 && has_verify_clusters(kD, {kKey, kValue});  // see cluster.cuh
   /// Scales of a token are half of the word that the least copy has: the word with them comes, see scale_begin.
   static constexpr bool kPartWords = kD == 64 && (kKeyScale == ScaleKind::e8m0 || kKey == Operand::int4);
   static constexpr int kKeyRowBytes = kD * kKeyInfo.bits / 8, kValueRowBytes = kD * kValueInfo.bits / 8;

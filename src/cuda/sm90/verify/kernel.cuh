@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(Config::kBlockThreads, 1) verify(const __grid_
     walk.run(exchange, work, memory, state);
   }
   if constexpr (Config::kMerges) {
-    constexpr bool kApart = Config::kFewRegisters || (kScalesSums<Config> && Config::kRowTiles == 4);
+    constexpr bool kApart = Config::kRowTiles == 4 && (kScalesSums<Config> || Config::kFewRegisters);
     const Work& done = exchange.work[round % 2 ^ 1];
     if (round > 0 && merges_in_cluster(p, done, exchange)) {
       merge_in_cluster<Config, kApart>(p, done, exchange);
