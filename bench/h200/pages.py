@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/notes/hopper-decode.md whose figures are in bench/results/h200/decode.json.
+"""Write the tables of README.md and docs/notes/hopper/results.md whose figures are in bench/results/h200/decode.json.
 
     python bench/h200/pages.py
 
@@ -17,7 +17,7 @@ from collect import READ_TB_PER_S, cache, has_means, heads_of, is_decode, verify
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "h200" / "decode.json"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "notes" / "hopper-decode.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "notes" / "hopper" / "results.md")
 FORMATS = {
     "mxfp4": "mxfp4",
     "nvfp4": "nvfp4",
