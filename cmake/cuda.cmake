@@ -42,7 +42,7 @@ function(mpfa_cuda_kernels target)
     set(object ${CMAKE_CURRENT_BINARY_DIR}/${name}.o)
     add_custom_command(
       OUTPUT ${object}
-      COMMAND ${MPFA_NVCC} -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -Xcompiler=-fPIC
+      COMMAND ${MPFA_NVCC} -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a --compress-mode=size -Xcompiler=-fPIC
               -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src -MD -MF ${object}.d -c -o ${object} ${source}
       DEPENDS ${source}
       DEPFILE ${object}.d

@@ -41,6 +41,10 @@ void run_mean_cases(Run&& run) {
     s.lengths = {900}, s.q_bf16 = std::strcmp(s.k, "bf16") == 0;  // beside K in bf16, q is bf16
   });
   with_means("means, pages of 16", [](CaseShape& s) { s.lengths = {777}, s.page_size = 16; });
+  with_means("means, pages of 16, 8 sequences",
+             [](CaseShape& s) { s.batch = 8, s.lengths.assign(8, 2111), s.page_size = 16, s.sinks = true; });
+  with_means("means, pages of 48, 40 sequences",
+             [](CaseShape& s) { s.batch = 40, s.lengths.assign(40, 610), s.page_size = 48; });
   with_means("means, pages of 24", [](CaseShape& s) { s.lengths = {777}, s.page_size = 24; });
   with_means("means, softcap", [](CaseShape& s) { s.lengths = {900}, s.softcap = 3.0F; });
   with_means("means, fixed split", [](CaseShape& s) {

@@ -18,8 +18,6 @@ DecodeKernel kernel_of() {
   if constexpr (Config::kDirect) {
     kernel.window = reinterpret_cast<const void*>(&decode_window<Config, false>);
     kernel.window_with_means = reinterpret_cast<const void*>(&decode_window<Config, true>);
-  }
-  if constexpr (Config::kDirect && !Config::kHalves) {
     kernel.with_means = reinterpret_cast<const void*>(&decode<Config, true>);
   }
   return kernel;
