@@ -48,6 +48,19 @@ TEST_P(Rows, PagesOutOfReachAreRefused) {
   EXPECT_THAT(std::string(s.message()), testing::HasSubstr("make them multiples of 256"));
 }
 
+/// Up to 8 rows of 256 channels, which the verify kernel may have, go to the decode kernel then.
+TEST_P(Rows, FewReachPagesAtAnyDistance) {
+  const Tensor k = gaussian({1, 16, 2, 256}, 2);
+  Case c(gaussian({1, 1, 16, 256}, 1), k, gaussian(k.shape, 3), {format(), 16, {}});
+  DeviceCall near(c), far(c);
+  ASSERT_TRUE(near.run().ok());
+  CacheView& cache = far.tensors().cache;
+  cache.num_pages = 65, cache.k.data_page_stride = (std::int64_t{1} << 30) + 16;
+  const Status s = far.run();
+  ASSERT_TRUE(s.ok()) << s.message();
+  EXPECT_LE(relative_l2(far.out(), near.out()), kTolerance);
+}
+
 /// As on the host: a row of NaN scores is none without keys, which a merge would drop. Other rows are as they were.
 TEST_P(Rows, AQueryOfNanGivesNanToItsRowOnly) {
   for (const std::int64_t keys : {1, 100, 3000}) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tests/cuda/support/decode_case.cuh"
+#include "tests/cuda/support/eight_row_cases.cuh"
 #include "tests/cuda/support/mean_cases.cuh"
 #include "tests/cuda/support/window_cases.cuh"
 
@@ -15,6 +16,7 @@ using mpfa::test::CaseShape;
 using mpfa::test::Data;
 using mpfa::test::DecodeCase;
 using mpfa::test::MaskData;
+using mpfa::test::run_eight_row_cases;
 using mpfa::test::run_mean_cases;
 using mpfa::test::run_window_cases;
 
@@ -165,6 +167,7 @@ void check_formats(const char* k, const char* v, int head_dim) {
     });
   }
 
+  run_eight_row_cases(run);
   run_mean_cases(run);
   run_window_cases(run);
   DecodeCase windows(with([](CaseShape& s) { s.batch = 4, s.lengths.assign(4, 4000), s.window_left = 127; }), 6);
@@ -208,6 +211,11 @@ void check_plans() {
                            {"int8", "int8", 32, 64, true, false},
                            {"int8_g64", "int8_g64", 32, 64, false, false},
                            {"int8", "int8", 32, 64, false, true, 256},
+                           {"int8", "int8", 8, 64, false, true, 256},
+                           {"fp8_e4m3", "fp8_e4m3", 8, 16, false, true, 256},
+                           {"fp8_e4m3", "fp8_e4m3", 8, 24, false, false, 256},
+                           {"nvfp4", "fp8_e4m3", 4, 64, false, false, 256},
+                           {"mxfp4", "mxfp4", 8, 64, false, false, 256},
                            {"int4_g128", "int4_g128", 32, 64, false, true, 256},
                            {"int4_g64", "int4_g32", 32, 64, false, true, 64},
                            {"mxfp4_f32", "mxfp4_f32_b64", 64, 16, false, true, 64},

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -115,6 +116,14 @@ bool rows_side_by_side(const DecodePages& pages, const BlockFormat& f, std::int6
   return pages.data_row == rows.data_row_bytes && (pages.scales == nullptr || pages.scale_row == rows.scale_row_bytes);
 }
 
+/// The launch of a call without the verify kernel, if that is a choice: up to kFewRows rows.
+std::optional<DecodeLaunch> without_verify(DecodeShape shape, const DecodeLaunch& launch,
+                                           std::int32_t multiprocessors) {
+  if (!launch.verify || launch.expand || shape.group * shape.max_q > kFewRows) return std::nullopt;
+  shape.verify = false;
+  return plan_decode(shape, multiprocessors);
+}
+
 /// A wrong device would end in an illegal access that poisons the process.
 Status check_pointers(const AttentionTensors& t, Workspace workspace) {
   const CacheView& c = t.cache;
@@ -157,6 +166,9 @@ Status plan(Plan& plan) {
   const DecodeLaunch launch = plan_decode(shape, plan.multiprocessors);
   plan.split_keys = static_cast<std::int64_t>(launch.fixed_split) * kTileKeys;
   plan.workspace_bytes = launch.workspace_bytes;
+  if (const auto other = without_verify(shape, launch, plan.multiprocessors)) {
+    plan.workspace_bytes = std::max(plan.workspace_bytes, other->workspace_bytes);
+  }
   return {};
 }
 
@@ -225,7 +237,10 @@ Status attend(const Plan& plan, const AttentionTensors& t, Workspace workspace) 
       rows_side_by_side(d.v, p.recipe.v, p.head_dim)) {
     d.plain_keys = plain_keys(p.page_size);
   }
-  const DecodeLaunch launch = plan_decode(shape, plan.multiprocessors);
+  DecodeLaunch launch = plan_decode(shape, plan.multiprocessors);
+  if (const auto other = without_verify(shape, launch, plan.multiprocessors); other && !reaches_pages(d)) {
+    launch = *other;
+  }
   if (launch.verify && d.rank_one != nullptr) {
     const std::int64_t bytes = d.rank_one_wide != 0 ? 4 : 2;
     MPFA_RETURN_IF_ERROR(check_aligned("cache.rank_one", d.rank_one, 16, {d.rank_one_head * bytes}));

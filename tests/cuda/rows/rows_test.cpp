@@ -59,11 +59,39 @@ TEST(VerifyKernel, TakesMasksAndRoundedPWith128Channels) {
 }
 
 TEST(VerifyKernel, Of64ChannelsTakesFewRowsOfManyOutputs) {
-  EXPECT_TRUE(is_verify_faster(128, 9, 8, kBlocks));
-  EXPECT_FALSE(is_verify_faster(64, 16, 64, kBlocks));
-  EXPECT_TRUE(is_verify_faster(64, 16, 256, kBlocks));
-  EXPECT_TRUE(is_verify_faster(64, 17, 8, kBlocks));
-  EXPECT_FALSE(is_verify_faster(64, 8, 256, kBlocks));
+  const auto faster = [](std::int64_t head_dim, std::int64_t rows, std::int64_t outputs) {
+    return is_verify_faster(head_dim, rows, kFp8, outputs, 16384, kBlocks);
+  };
+  EXPECT_TRUE(faster(128, 9, 8));
+  EXPECT_FALSE(faster(64, 16, 64));
+  EXPECT_TRUE(faster(64, 16, 256));
+  EXPECT_TRUE(faster(64, 17, 8));
+  EXPECT_FALSE(faster(64, 8, 256));
+  EXPECT_FALSE(faster(128, 8, 8));
+}
+
+TEST(VerifyKernel, Of256ChannelsTakesUpTo8RowsWhereItIsFaster) {
+  const auto faster = [](OperandPair operands, std::int64_t rows, std::int64_t outputs, std::int64_t keys = 16384) {
+    return is_verify_faster(256, rows, operands, outputs, keys, kBlocks);
+  };
+  constexpr OperandPair kInt8{Operand::int8, Operand::int8}, kInt4{Operand::int4, Operand::int4};
+  constexpr OperandPair kMxfp4{Operand::mxfp4, Operand::mxfp4}, kMxfp4F32{Operand::fp4_f32, Operand::fp4_f32};
+  for (const OperandPair operands : {kFp8, kMixed, kInt8}) {
+    EXPECT_TRUE(faster(operands, 8, 2));
+    EXPECT_TRUE(faster(operands, 6, 32));
+    EXPECT_FALSE(faster(operands, 6, 4));
+    EXPECT_EQ(faster(operands, 2, 64), operands == kInt8);
+    EXPECT_FALSE(faster(operands, 2, 8));
+  }
+  EXPECT_TRUE(faster(kFp4, 8, 64));
+  EXPECT_FALSE(faster(kFp4, 8, 128));
+  EXPECT_FALSE(faster(kFp4, 4, 8));
+  EXPECT_TRUE(faster(kInt4, 8, 16));
+  EXPECT_FALSE(faster(kInt4, 8, 2));
+  EXPECT_TRUE(faster(kMxfp4, 8, 2));
+  EXPECT_FALSE(faster(kMxfp4, 8, 2, 1024));
+  EXPECT_FALSE(faster(kMxfp4, 8, 16));
+  EXPECT_FALSE(faster(kMxfp4F32, 8, 2));
 }
 
 TEST(RowTiles, OfFewOutputsWithFewKeysAreLess) {

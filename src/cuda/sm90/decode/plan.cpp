@@ -27,7 +27,9 @@ void choose_kernel(const DecodeShape& shape, std::int64_t rows, std::int32_t mul
   const std::int64_t outputs = static_cast<std::int64_t>(shape.batch) * shape.kv_heads;
   const bool fixed = shape.fixed_split_keys > 0;  // then rows must not depend on the batch
   l.verify =
-      shape.verify && exists && (fixed ? rows > 8 : is_verify_faster(shape.head_dim, rows, outputs, multiprocessors));
+      shape.verify && exists &&
+      (fixed ? rows > kFewRows
+             : is_verify_faster(shape.head_dim, rows, shape.operands, outputs, seen_keys(shape), multiprocessors));
   if (!l.verify) {
     l.row_tiles = choose_row_tiles(shape.head_dim, shape.operands, rows);
     return;

@@ -15,10 +15,10 @@ struct DecodeShape {
   std::int32_t batch = 0, kv_heads = 0, group = 0, max_q = 0, max_kv = 0;
   std::int32_t fixed_split_keys = 0;  // > 0: rows do not depend on their batch mates; a multiple of kTileKeys
   std::int32_t window_left = -1;      // tokens before its own that a row sees; -1: all
-  bool verify = false;            // more than 8 rows may go to the verify kernel, if there is one: see attention.cpp
-  bool masked = false;            // with mask tensor, softcap or ALiBi
-  bool rounded = false;           // P in e4m3, or queries in nvfp4
-  bool uncentred_groups = false;  // K has scales of groups, which f16 may not round where biases make the logits
+  bool verify = false;                // may go to the verify kernel, if there is one: see attention.cpp
+  bool masked = false;                // with mask tensor, softcap or ALiBi
+  bool rounded = false;               // P in e4m3, or queries in nvfp4
+  bool uncentred_groups = false;      // K has scales of groups, which f16 may not round where biases make the logits
 };
 
 struct DecodeLaunch {

@@ -30,9 +30,27 @@ constexpr bool has_verify_kernel(std::int64_t head_dim, OperandPair operands) {
   if (head_dim == 256 && operands.value == Operand::bf16) return false;
   return operands.key == operands.value || operands == kMixedPair;
 }
-/// Whether it is faster than the decode kernel for so many rows and `outputs`, sequences times KV heads, on `blocks`.
-constexpr bool is_verify_faster(std::int64_t head_dim, std::int64_t rows, std::int64_t outputs, std::int64_t blocks) {
-  return rows > 16 || (rows > 8 && (head_dim != 64 || outputs > blocks));
+/// Whether up to kFewRows rows of 256 channels are: the decode kernel has six or eight warps then, and merges what each
+/// of them has. As measured; the verify kernel's time does not depend on the rows.
+inline constexpr std::int64_t kFewRows = 8;
+constexpr bool is_verify_faster_for_few(std::int64_t rows, OperandPair operands, std::int64_t outputs,
+                                        std::int64_t keys, std::int64_t blocks) {
+  const bool most = rows > 6;
+  switch (operands.value) {
+    case Operand::int8: return outputs >= 32 || (rows > 4 && (most || outputs >= 8));
+    case Operand::e4m3: return most || (rows > 4 && outputs >= 8);
+    case Operand::nvfp4: return most && 2 * outputs <= blocks;
+    case Operand::int4: return most && outputs >= 16;
+    case Operand::mxfp4: return most && outputs <= 2 && keys >= 4096;
+    default: return false;
+  }
+}
+/// Whether it is faster than the decode kernel for so many rows of up to `keys` and `outputs`, sequences times KV
+/// heads, on `blocks`.
+constexpr bool is_verify_faster(std::int64_t head_dim, std::int64_t rows, OperandPair operands, std::int64_t outputs,
+                                std::int64_t keys, std::int64_t blocks) {
+  if (rows <= kFewRows) return head_dim == 256 && is_verify_faster_for_few(rows, operands, outputs, keys, blocks);
+  return rows > 16 || head_dim != 64 || outputs > blocks;
 }
 /// Whether it adds rank-one terms of `group` query heads: all row tiles of a block have theirs in the same columns.
 constexpr bool has_verify_terms(std::int64_t group) {
@@ -69,7 +87,7 @@ constexpr std::int32_t most_masked_row_tiles(OperandPair operands) {
   return operand_info(operands.value).bits == 16 ? 4 : 8;
 }
 
-/// Row tiles of 8 of a block for `rows` query rows of one KV head; up to 8 rows are for the decode kernel.
+/// Row tiles of 8 of a block for `rows` query rows of one KV head; the decode kernel has those of 8.
 constexpr std::int32_t verify_row_tiles(std::int64_t head_dim, std::int64_t rows, OperandPair operands) {
   const int most_bits = head_dim == 128 ? 4 : 8;
   if (rows <= 16 && operand_info(operands.key).bits <= most_bits) return 2;
