@@ -158,6 +158,7 @@ cudaError_t launch_decode(const DecodeShape& shape, const DecodeLaunch& launch, 
       : verify      ? verify_kernel(shape.head_dim, shape.operands, launch.row_tiles, launch.teams,
                                params.finishes_logits != 0 ? VerifyCase::masked
                                     : params.p_scale > 0.0F     ? VerifyCase::rounded
+                                    : launch.merge_log > 0      ? VerifyCase::merging
                                                                 : VerifyCase::plain)
                     : kernel_for(shape.head_dim, shape.operands, launch.row_tiles, kind, launch.teams);
   if (verify && params.p_scale > 0.0F) params.p_scale = verify_p_scale(params.p_scale);

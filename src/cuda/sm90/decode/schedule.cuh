@@ -1,7 +1,8 @@
 // Which tiles a block works on. Outputs, each a (sequence, row block, KV head), that are about equally long get the
-// same number of blocks. Otherwise the tiles of all outputs lie in one line that is cut into one chunk for every block,
-// and a piece is the part of a chunk inside one output. With a fixed split every output starts at a multiple of the
-// chunk, so that pieces depend on the sequence alone; blocks take further chunks when they are done.
+// same number of blocks, or blocks as many whole outputs each. Otherwise the tiles of all outputs lie in one line that
+// is cut into one chunk for every block, and a piece is the part of a chunk inside one output. With a fixed split every
+// output starts at a multiple of the chunk, so that pieces depend on the sequence alone; blocks take further chunks
+// when they are done.
 //
 // Row blocks of a KV head read the same keys. So blocks next to each other have the same chunk of keys, one row block
 // each (`abreast`): they read it at the same time, the first from memory and the others from the second-level cache.
@@ -101,7 +102,7 @@ class Schedule {
     const int lane = threadIdx.x % 32;
     lines_ = static_cast<std::int32_t>(p.line_div.d);
     fixed_ = p.fixed_split;
-    direct_ = 0;
+    cut_ = Cut::line;
     std::int32_t total = 0, longest = 0;
 #pragma unroll 1
     for (std::int32_t b = lane; b < p.batch; b += 32) {
@@ -114,18 +115,22 @@ class Schedule {
     const std::int32_t least = max(useful_tiles(longest, p.merge_tiles), p.least_chunk);
     size_ = fixed_ > 0 ? fixed_ : max(quotient(total_ + blocks(p) - 1, p.block_div), least);
     enter(p, block);
+    if (fixed_ == 0 && p.splits == 0) {
+      const std::int32_t outputs = p.batch * lines_, each = quotient(outputs + blocks(p) - 1, p.block_div);
+      if (nearly_equal(each * longest, size_)) cut_ = Cut::none, size_ = each, total_ = outputs;
+    }
     if (fixed_ == 0 && p.splits > 0) {
       // Blocks of a cluster merge in a fourth of the time.
       const std::int32_t least_split = p.cluster_log > 0 && p.direct == 0 ? (least + 3) / 4 : least;
       const std::int32_t split = max(quotient(longest + p.splits - 1, p.split_div), least_split);
-      if (nearly_equal(split, size_)) direct_ = 1, size_ = split;
+      if (nearly_equal(split, size_)) cut_ = Cut::outputs, size_ = split;
     }
     enter_chunk();
   }
 
   /// Whether outputs are cut by themselves.
   [[nodiscard]] __device__ bool direct() const {
-    return direct_ != 0;
+    return cut_ == Cut::outputs;
   }
   [[nodiscard]] __device__ bool chunk_done() const {
     return position_ >= end_;
@@ -139,9 +144,12 @@ class Schedule {
   /// The next piece; all lanes of one warp.
   __device__ Work next(const DecodeParams& p) {
     Work work{};
-    if (direct_ != 0) {
+    if (direct()) {
       work.more = place_directly(p, work) ? 1 : 0;
       work.last = 1;
+    } else if (cut_ == Cut::none) {
+      work.more = place_whole(p, work) ? 1 : 0;
+      work.last = chunk_done() ? 1 : 0;
     } else if (position_ < total_) {
       work.more = 1;
       work.piece = find(p);
@@ -154,6 +162,9 @@ class Schedule {
   }
 
  private:
+  /// What chunks are parts of: the line of all tiles, an output, or nothing, when they are whole outputs.
+  enum class Cut : std::int32_t { line, outputs, none };
+
   __device__ static std::int32_t quotient(std::int32_t n, const Divisor& d) {
     return static_cast<std::int32_t>(divide(static_cast<std::uint32_t>(n), d));
   }
@@ -190,6 +201,21 @@ class Schedule {
     piece.slot = row_block_ * p.slot_step + chunk_;
     piece.paired = p.pairs != 0 && piece.count == 2 ? 1 : 0;
     return piece.tiles > 0;
+  }
+
+  /// The next output of the chunk, which counts in outputs, that has rows.
+  __device__ bool place_whole(const DecodeParams& p, Work& work) {
+    while (!chunk_done()) {
+      Piece& piece = work.piece;
+      piece.b = quotient(position_, p.line_div);
+      place_output(p, position_ - piece.b * lines_, piece);
+      ++position_;
+      work.sequence = read_sequence(p, piece.b);
+      piece.tiles = work.sequence.tiles;
+      piece.count = 1;
+      if (piece.tiles > 0) return true;
+    }
+    return false;
   }
 
   /// The piece at the position in the line of tiles.
@@ -234,7 +260,8 @@ class Schedule {
     piece.head = output - row_block * p.kv_heads;
   }
 
-  std::int32_t lines_, fixed_, direct_, size_, total_, chunk_, row_block_, position_, end_;
+  Cut cut_;
+  std::int32_t lines_, fixed_, size_, total_, chunk_, row_block_, position_, end_;
 };
 
 }  // namespace mpfa::sm90

@@ -94,7 +94,7 @@ __device__ __forceinline__ std::uint32_t expand_blocks(const DecodeParams& p, co
     key_scales.spread();
     __syncwarp();
     start_scores<Config>(keys, queries, key_scales, x, load_values);
-    if constexpr (Config::kRowTiles < 8) ptx::wait_mma<2>();
+    if constexpr (Config::kRowTiles < 8 && !kTopsAhead<Config>) ptx::wait_mma<2>();
     expand_values();
     ptx::pin(x);
   }

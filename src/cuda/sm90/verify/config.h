@@ -24,8 +24,9 @@ struct VerifyConfig {
 
   static constexpr int kBlockGroups = verify_groups(kD, kRowTiles, kValue), kBlockThreads = 128 * kBlockGroups;
   static constexpr int kTeams = kTeamCount, kGroups = kBlockGroups / kTeams;
-  static constexpr int kWarps = 4 * kGroups, kThreads = 32 * kWarps;                       // of a team
-  static constexpr bool kMerges = kTeams == 1 && has_verify_clusters(kD, {kKey, kValue});  // see cluster.cuh
+  static constexpr int kWarps = 4 * kGroups, kThreads = 32 * kWarps;  // of a team
+  // See cluster.cuh; without it the loop over tiles has more registers.
+  static constexpr bool kMerges = kTeams == 1 && kCase != VerifyCase::plain && has_verify_clusters(kD, {kKey, kValue});
   /// Scales of a token are half of the word that the least copy has: the word with them comes, see scale_begin.
   static constexpr bool kPartWords = kD == 64 && (kKeyScale == ScaleKind::e8m0 || kKey == Operand::int4);
   static constexpr int kKeyRowBytes = kD * kKeyInfo.bits / 8, kValueRowBytes = kD * kValueInfo.bits / 8;

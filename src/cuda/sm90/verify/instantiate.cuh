@@ -37,6 +37,11 @@ DecodeKernel verify_kernel_of(std::int32_t teams, VerifyCase kind) {
       if (teams == 2) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 2>>();
     }
     if (teams == kGroups) return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, kGroups>>();
+    if constexpr (has_verify_clusters(kHeadDim, {kKey, kValue})) {
+      if (kind == VerifyCase::merging) {
+        return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles, 1, VerifyCase::merging>>();
+      }
+    }
     return verify_kernel_of<VerifyConfig<kHeadDim, kKey, kValue, kRowTiles>>();
   }
 }

@@ -192,11 +192,11 @@ struct ValueSteps {
 };
 
 /// Whether factors and maxima of rows are read before the scores are waited for, and the descriptor of P is made before
-/// the barrier. There are no registers for it beside masks, and codes with scales of blocks gain nothing by it.
+/// the barrier. There are no registers for it beside masks, and codes with e8m0 scales gain nothing by it.
 template <class Config>
 inline constexpr bool kTopsAhead =
-    !Config::kMasked &&
-    (Config::kValueInfo.bits > 4 || (kScalesSums<Config> && Config::kD == 128 && Config::kRowTiles == 4));
+    !Config::kMasked && (Config::kValueInfo.bits > 4 ||
+                         (Config::kKeyScale != ScaleKind::e8m0 && Config::kD == 128 && Config::kRowTiles == 4));
 
 /// What is known of a tile before its scores are.
 template <class Config>

@@ -11,8 +11,9 @@ namespace mpfa::sm90 {
 inline constexpr int kVerifyKeys = 64;  // of a tile: a warpgroup's
 inline constexpr int kVerifyPage = 16;  // keys of a warp, which lie in one page: pages are a multiple
 
-/// What a kernel has code for: nothing rare; mask tensors, softcap and ALiBi, of one team; P in e4m3.
-enum class VerifyCase { plain, masked, rounded };
+/// What a kernel has code for: nothing rare; the same in clusters; mask tensors, softcap and ALiBi; P in e4m3. The last
+/// two merge in clusters too. Clusters and masks are of one team.
+enum class VerifyCase { plain, merging, masked, rounded };
 
 /// Warpgroups of a block, as registers for outputs and, of 16-bit values, shared memory allow.
 constexpr int verify_groups(std::int64_t head_dim, int row_tiles, Operand value) {
@@ -115,10 +116,11 @@ constexpr std::int32_t verify_teams(std::int64_t head_dim, std::int32_t row_tile
   if (outputs <= blocks) return 1;
   if (outputs > 2 * blocks) return groups;
   if (groups != 3) return 2;
-  // Three teams have two or three pieces of an output. With few outputs that costs more than it saves, and for scales
-  // of groups and 8 bits it was not faster.
-  const bool whole = head_dim == 128 && (value == Operand::mxfp4 || value == Operand::nvfp4);
-  return whole && 3 * outputs >= 4 * blocks ? 3 : 1;
+  // Blocks with two whole outputs each have one team. Otherwise three teams have two or three pieces of an output; with
+  // few outputs that costs more than it saves, and for scales of groups and 8 bits it was not faster.
+  const bool whole = 17 * outputs >= 16 * 2 * blocks, pieces = 3 * outputs >= 4 * blocks;
+  const bool fp4 = head_dim == 128 && (value == Operand::mxfp4 || value == Operand::nvfp4);
+  return fp4 && pieces && !whole ? 3 : 1;
 }
 
 /// How scales act: those of int8 are of whole tokens here.

@@ -191,7 +191,8 @@ class GroupWalk {
   /// Places of the next copies while P is computed, where that needs no register of others.
   static constexpr bool kFindsEarly = !Config::kScarce && !kScalesSums<Config>;
   /// Whether lanes look up the next places in the branch of what is rare, without one of their own.
-  static constexpr bool kLooksUp = !kBytes<Config> && !Config::kMasked && !Config::kFewRegisters;
+  static constexpr bool kLooksUp = !kBytes<Config> && !Config::kMasked && !Config::kFewRegisters &&
+                                   !(Config::kKey == Operand::fp4_f32 && Config::kRowTiles == 4);
 
   /// The same in every lane, for what MMAs take from uniform registers.
   template <class T>
