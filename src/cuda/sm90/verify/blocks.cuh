@@ -82,9 +82,10 @@ __device__ __forceinline__ std::uint32_t expand_blocks(const DecodeParams& p, co
     ptx::wait_mma<0>();
   };
   if constexpr (kSums) {
+    ScoreSums<Config> sums;
+    sums.load(stage + own.keys);
     SumScales<Config>::put(p.k, stage, own);
     __syncwarp();
-    ScoreSums<Config> sums;
     sums.start(stage + own.keys, queries, own, x);
     load_values();
     expand_values();

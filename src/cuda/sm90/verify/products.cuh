@@ -99,20 +99,22 @@ template <class Config>
 struct ScoreSums {
   static constexpr bool kTwo = Config::kChunks == 2;  // the first sum is scaled where it is
   float sum[kTwo ? 1 : 2][Config::kScores];
+  std::uint32_t words[4];
   SumScales<Config> scales;
+
+  /// Asks for the first codes of the lane's row.
+  __device__ __forceinline__ void load(std::uint32_t codes) { ptx::load_matrices(words, codes); }
 
   /// All but the end of the last chunk. `codes`: of the lane's row for matrix loads.
   __device__ __forceinline__ void start(std::uint32_t codes, std::uint32_t queries, const Lane<Config>& own,
                                         float (&x)[Config::kScores]) {
     const std::uint64_t rows = ptx::whole_descriptor(ptx::same_in_warp(queries));
-    std::uint32_t w[4];
 #pragma unroll
     for (int c = 0; c < Config::kChunks; ++c) {
-      if (c == 0) ptx::load_matrices(w, codes);
       std::uint32_t f[2][4];
-      expand_word<Config::kKey>(w[c % 2 * 2], f[0]);
-      expand_word<Config::kKey>(w[c % 2 * 2 + 1], f[1]);
-      if (c % 2 == 1 && c + 1 < Config::kChunks) ptx::load_matrices(w, codes ^ ((c + 1) * 16));
+      expand_word<Config::kKey>(words[c % 2 * 2], f[0]);
+      expand_word<Config::kKey>(words[c % 2 * 2 + 1], f[1]);
+      if (c % 2 == 1 && c + 1 < Config::kChunks) load(codes ^ ((c + 1) * 16));
       ptx::fence_mma();
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
@@ -192,11 +194,11 @@ struct ValueSteps {
 };
 
 /// Whether factors and maxima of rows are read before the scores are waited for, and the descriptor of P is made before
-/// the barrier. There are no registers for it beside masks, and codes with e8m0 scales gain nothing by it.
+/// the barrier. There are no registers for it beside masks, and beside e8m0 scales in clusters.
 template <class Config>
 inline constexpr bool kTopsAhead =
-    !Config::kMasked && (Config::kValueInfo.bits > 4 ||
-                         (Config::kKeyScale != ScaleKind::e8m0 && Config::kD == 128 && Config::kRowTiles == 4));
+    !Config::kMasked && (Config::kValueInfo.bits > 4 || ((Config::kKeyScale != ScaleKind::e8m0 || !Config::kMerges) &&
+                                                         Config::kD == 128 && Config::kRowTiles == 4));
 
 /// What is known of a tile before its scores are.
 template <class Config>
