@@ -194,11 +194,11 @@ struct ValueSteps {
 };
 
 /// Whether factors and maxima of rows are read before the scores are waited for, and the descriptor of P is made before
-/// the barrier. There are no registers for it beside masks, and beside e8m0 scales in clusters.
+/// the barrier. There are no registers for it beside masks, and for codes with scales of blocks beside clusters.
 template <class Config>
 inline constexpr bool kTopsAhead =
-    !Config::kMasked && (Config::kValueInfo.bits > 4 || ((Config::kKeyScale != ScaleKind::e8m0 || !Config::kMerges) &&
-                                                         Config::kD == 128 && Config::kRowTiles == 4));
+    !Config::kMasked && (Config::kValueInfo.bits > 4 ||
+                         ((kScalesSums<Config> || !Config::kMerges) && Config::kD == 128 && Config::kRowTiles == 4));
 
 /// What is known of a tile before its scores are.
 template <class Config>
