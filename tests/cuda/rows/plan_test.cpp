@@ -106,8 +106,10 @@ TEST(PlanDecode, ShortCallsAreOneBlockAnOutputOrClusters) {
   DecodeShape wide = shape_of(1, 8, 512);
   wide.head_dim = 256;
   EXPECT_EQ(log(wide), 3);
-  wide.operands = {Operand::nvfp4, Operand::nvfp4};  // no room for what clusters send
+  wide.operands = {Operand::nvfp4, Operand::nvfp4}, wide.group = 4;  // no room for what clusters send
   EXPECT_EQ(log(wide), 0);
+  wide.group = 8;
+  EXPECT_TRUE(plan_decode(wide, kBlocks).verify);
 }
 
 TEST(PlanDecode, OutputsOfFewTilesHaveATeamEach) {
